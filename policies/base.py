@@ -1,0 +1,70 @@
+"""What a policy sees and what it answers.
+
+A policy takes data and returns data. It is synchronous, does no I/O, reads no clock, uses no randomness but
+the generator it is handed, keeps nothing about replicas between calls (feedback arrives as fields of the next
+snapshot), and never changes what it is given. `policies` never imports `proxy`.
+
+The router guarantees that `replicas` is not empty and that each of them may serve the request, so a policy
+never filters. Unknown is None, never zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class Replica:
+    """The load of one replica, as policies see it. Owned and updated by the fleet; read-only for policies."""
+
+    name: str
+    in_flight: int = 0
+    """Sequences sent whose stream has not ended (a request with n=4 counts 4)."""
+    running: int = 0
+    """Those of `in_flight` whose first token has come: they decode."""
+    queued_tokens: int = 0
+    """Uncached prompt tokens sent whose first token has not come."""
+    prefill_rate: float = 8000.0
+    """Prompt tokens a second, learned from (TTFT, uncached tokens) pairs."""
+    base_ttft: float = 0.0
+    """Seconds to a first token that no prompt token accounts for, learned."""
+    slots: int | None = None
+    """How many sequences the engine runs at once."""
+    kv_usage: float | None = None
+    """Share of the KV cache that running sequences hold, 0 to 1."""
+    recent_tokens: float = 0.0
+    """Uncached prompt tokens sent here lately: a sum that decays with the fleet's time constant."""
+
+
+@dataclass(slots=True, frozen=True)
+class Request:
+    """One request, as policies see it."""
+
+    tokens: int
+    """Prompt tokens; an estimate where there is no tokenizer, 0 where the prompt was not understood."""
+    matched: Mapping[str, int] = field(default_factory=dict)
+    """Replica name to prompt tokens that it holds from the start of the prompt; absent means none."""
+    affinity: int = 0
+    """A stable 64-bit hash of the prompt's first blocks (of the whole text, if shorter; 0 if unknown)."""
+    session: str | None = None
+    """The client's affinity key, if it sent one."""
+    sequences: int = 1
+
+
+@dataclass(slots=True, frozen=True)
+class Decision:
+    """Where a request goes."""
+
+    replica: Replica
+    by_session: bool = False
+    """True if the session key decided, not the prefix."""
+    costs: Mapping[str, float] | None = None
+    """Replica name to the policy's score, lower is better, for those it compared; for explanations only."""
+
+
+class Policy(Protocol):
+    """A policy is a dataclass whose fields are its parameters, with this one method."""
+
+    def choose(self, request: Request, replicas: Sequence[Replica], rng: Random) -> Decision:
+        """Choose one of `replicas`."""

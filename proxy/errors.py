@@ -1,0 +1,66 @@
+"""The errors a client can see. Each knows its status and speaks OpenAI's error shape."""
+
+import msgspec
+
+
+class ProxyError(Exception):
+    """An answer the proxy makes itself; `message` names the fix where there is one."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> bytes:
+        """The error as a JSON body in OpenAI's shape."""
+        error = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
+        return msgspec.json.encode({"error": error})
+
+
+class BadRequest(ProxyError):
+    status, type, code = 400, "invalid_request_error", "invalid_request"
+
+
+class Unauthorized(ProxyError):
+    status, type, code = 401, "authentication_error", "invalid_admin_token"
+
+
+class NotFound(ProxyError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(ProxyError):
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class TooLarge(ProxyError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class ExpectationFailed(ProxyError):
+    status, type, code = 417, "invalid_request_error", "expectation_failed"
+
+
+class UpstreamFailed(ProxyError):
+    status, type, code = 502, "server_error", "upstream_failed"
+
+
+class NoReplica(ProxyError):
+    status, type, code = 503, "server_error", "no_replica"
+
+
+class UpstreamTimeout(ProxyError):
+    status, type, code = 504, "server_error", "upstream_timeout"
+
+
+class ClientGone(Exception):  # noqa: N818 - an outcome, nobody's error
+    """The client left before it was answered; nothing is sent to it."""

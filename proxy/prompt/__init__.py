@@ -1,0 +1,1 @@
+"""Bytes to text to tokens to block keys; pure."""
