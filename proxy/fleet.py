@@ -1,0 +1,187 @@
+"""The replicas and their load: the one owner of both.
+
+Synchronous and without I/O; the clock is injected, so the simulator runs the same code on virtual time.
+Invariants: what `reserve` adds, the `Reservation` takes back exactly once, whatever ends the request; no
+figure ever goes below zero; a replica that is gone is gone from every map here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import exp
+
+from policies import base
+from proxy.learning import PrefillRate
+
+RECENT_SECONDS = 30.0
+"""Time constant of `base.Replica.recent_tokens`."""
+TICK_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Description:
+    """What a replica says of itself; None is unknown, which is not zero."""
+
+    engine: str = "openai"
+    """`vllm`, `sglang`, `llama_cpp`, or `openai` for anything else."""
+    models: dict[str, str | None] = field(default_factory=dict)
+    """Model name to its base model, None for a base model: an adapter names the model it extends."""
+    root: str | None = None
+    """Where the engine loaded the base model from: a directory or a hub id."""
+    block_size: int | None = None
+    """Tokens."""
+    cache_blocks: int | None = None
+    max_seqs: int | None = None
+    started_at: float | None = None
+    """Unix time; changes when the process restarts."""
+
+
+class Replica:
+    """A replica, its state, and the view of it that policies see."""
+
+    __slots__ = ("description", "pending", "prefill", "reports_cached", "up", "url", "view")
+
+    def __init__(self, name: str, url: str, description: Description) -> None:
+        self.url = url
+        self.description = description
+        self.up = False
+        self.view = base.Replica(name, slots=description.max_seqs)
+        self.prefill = PrefillRate()
+        self.reports_cached: bool | None = None
+        """Whether its usage tells cached tokens; None until a reply has shown it."""
+        self.pending: set[Reservation] = set()
+
+    @property
+    def name(self) -> str:
+        """The name in settings, headers and metrics."""
+        return self.view.name
+
+    @property
+    def shares_in_flight(self) -> bool:
+        """Whether a prefix can be reused while its first request still computes it (SGLang: only after)."""
+        return self.description.engine != "sglang"
+
+
+class Reservation:
+    """Load that one request puts on one replica, from dispatch to the end of its stream."""
+
+    __slots__ = ("_ahead", "_due", "_released", "replica", "sequences", "sent_at", "stream", "uncached")
+
+    def __init__(self, replica: Replica, uncached: int, sequences: int, now: float, *, stream: bool) -> None:
+        self.replica = replica
+        self.uncached = uncached
+        self.sequences = sequences
+        self.sent_at = now
+        self.stream = stream
+        view = replica.view
+        self._ahead = view.queued_tokens
+        self._released = False
+        self._due = now + view.base_ttft + 2 * (self._ahead + uncached) / view.prefill_rate
+        view.in_flight += sequences
+        view.queued_tokens += uncached
+        view.recent_tokens += uncached
+        replica.pending.add(self)
+
+    def first_token(self, now: float) -> None:
+        """The prefill is done: its tokens no longer queue. Teaches the replica's rate if the time is known."""
+        if self not in self.replica.pending or self._released:
+            return
+        if self.stream:
+            rate = self.replica.prefill
+            rate.observe(self._ahead + self.uncached, now - self.sent_at)
+            self.replica.view.prefill_rate = rate.tokens_per_second
+            self.replica.view.base_ttft = rate.base_seconds
+        self._prefilled()
+        self.replica.view.running += self.sequences
+
+    def overdue(self, now: float) -> bool:
+        """Whether an answer that comes in one piece has surely left its prefill behind."""
+        return not self.stream and now >= self._due
+
+    def release(self) -> None:
+        """Take the load back. Further calls change nothing."""
+        if self._released:
+            return
+        self._released = True
+        view = self.replica.view
+        if self in self.replica.pending:
+            self._prefilled()
+        else:
+            view.running -= self.sequences
+        view.in_flight -= self.sequences
+
+    def _prefilled(self) -> None:
+        self.replica.pending.discard(self)
+        self.replica.view.queued_tokens -= self.uncached
+
+
+class Fleet:
+    """All replicas by name."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.replicas: dict[str, Replica] = {}
+        self._serving: dict[str, list[base.Replica]] = {}
+        self._ticked = clock()
+
+    def add(self, name: str, url: str, description: Description | None = None) -> Replica:
+        """Add a replica; it takes no traffic until it is up."""
+        replica = Replica(name, url, description or Description())
+        self.replicas[name] = replica
+        self._serving.clear()
+        return replica
+
+    def remove(self, name: str) -> None:
+        """Forget a replica; requests that it still answers release their load on the object they hold."""
+        self.replicas.pop(name, None)
+        self._serving.clear()
+
+    def describe(self, name: str, description: Description) -> None:
+        """Take in what a replica says of itself."""
+        replica = self.replicas[name]
+        replica.description = description
+        replica.view.slots = description.max_seqs
+        self._serving.clear()
+
+    def mark(self, name: str, *, up: bool) -> bool:
+        """Take a replica in or out of rotation; True if that is a change."""
+        replica = self.replicas.get(name)
+        if replica is None or replica.up == up:
+            return False
+        replica.up = up
+        self._serving.clear()
+        return True
+
+    def restarted(self, name: str) -> None:
+        """Forget what was learned about a process that is gone."""
+        replica = self.replicas[name]
+        replica.prefill = PrefillRate()
+        replica.reports_cached = None
+        replica.view.recent_tokens = 0.0
+        replica.view.kv_usage = None
+
+    def candidates(self, model: str) -> list[base.Replica]:
+        """The replicas that may take a request for `model` now, in a stable order. Not to be changed."""
+        found = self._serving.get(model)
+        if found is None:
+            replicas = sorted(self.replicas.values(), key=lambda replica: replica.name)
+            found = [r.view for r in replicas if r.up and model in r.description.models]
+            if found:  # names that nobody serves come from clients and must not grow this map
+                self._serving[model] = found
+        return found
+
+    def reserve(self, name: str, uncached: int, sequences: int, *, stream: bool) -> Reservation:
+        """Count a request against a replica from now on."""
+        return Reservation(self.replicas[name], uncached, sequences, self.clock(), stream=stream)
+
+    def tick(self) -> None:
+        """Let recent work fade and move overdue prefills on; cheap, called before each decision."""
+        now = self.clock()
+        elapsed = now - self._ticked
+        if elapsed < TICK_SECONDS:
+            return
+        self._ticked = now
+        fade = exp(-elapsed / RECENT_SECONDS)
+        for replica in self.replicas.values():
+            replica.view.recent_tokens *= fade
+            for reservation in [r for r in replica.pending if r.overdue(now)]:
+                reservation.first_token(now)

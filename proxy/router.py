@@ -1,0 +1,184 @@
+"""The only composer: match -> candidates -> choose -> reserve -> predict, in one step without an await.
+
+Synchronous and without I/O, so the simulator routes with the same code. A `Lease` is closed exactly once,
+however its request ends, and nothing else gives back what `route` took.
+"""
+
+from array import array
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from random import Random
+
+from policies import base
+from proxy.errors import NoReplica
+from proxy.fleet import Fleet, Replica, Reservation
+from proxy.index.base import Placement, PrefixIndex
+
+NO_KEYS: array[int] = array("Q")
+
+
+@dataclass(slots=True)
+class RouteRequest:
+    """What a routing decision needs to know of a request."""
+
+    model: str
+    """The base model or adapter, as replicas name it."""
+    keys: array[int] = field(default_factory=lambda: NO_KEYS)
+    """The chained key of each full block that is known."""
+    tokens: int = 0
+    """Prompt tokens; 0 if the prompt was not understood."""
+    block_tokens: float = 16.0
+    """Prompt tokens a block stands for (an average, where blocks are of text)."""
+    affinity: int = 0
+    session: str | None = None
+    sequences: int = 1
+    stream: bool = False
+    cache_read: bool = True
+    """False where the engine computes the whole prompt even if it holds it."""
+
+
+class Lease:
+    """One request's place on one replica."""
+
+    __slots__ = (
+        "_closed",
+        "_index",
+        "_placement",
+        "available",
+        "costs",
+        "decision",
+        "matched",
+        "replica",
+        "request",
+        "reservation",
+    )
+
+    def __init__(
+        self, request: RouteRequest, replica: Replica, reservation: Reservation, index: PrefixIndex
+    ) -> None:
+        self.request = request
+        self.replica = replica
+        self.reservation = reservation
+        self.matched = 0
+        """Prompt tokens that the chosen replica is believed to hold."""
+        self.available = 0
+        """The most that any candidate is believed to hold."""
+        self.decision = "fallback"
+        self.costs: object = None
+        self._index = index
+        self._placement: Placement | None = None
+        self._closed = False
+
+    def place(self) -> None:
+        """The replica is about to hold the prompt, as far as later decisions are concerned."""
+        if self._placement is None and self.request.keys:
+            self._placement = self._index.predict(self.replica.name, self.request.keys)
+
+    def first_token(self, now: float) -> None:
+        """The first token has come."""
+        self.reservation.first_token(now)
+        self.place()
+
+    def close(self, *, answered: bool, reported: int | None = None, held: array[int] | None = None) -> None:
+        """End the lease: take the load back and tell the index what became of the prompt.
+
+        `answered`: the replica began to answer, so it holds the prompt. `reported`: prompt tokens it took
+        from its cache, None if it did not say. `held`: keys of prompt and answer together, if known.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self.reservation.release()
+        placement = self._placement
+        if not answered:
+            if placement is not None:
+                self._index.retract(placement)
+            return
+        if placement is None:
+            self.place()
+            placement = self._placement
+        if placement is None:
+            return
+        request = self.request
+        if reported is not None and request.cache_read:
+            self._index.confirm(
+                placement,
+                round(self.matched / request.block_tokens),
+                round(reported / request.block_tokens),
+            )
+        if held is not None and len(held) > len(request.keys):
+            self._index.predict(self.replica.name, held)
+
+
+class Router:
+    """Chooses a replica for each request."""
+
+    def __init__(self, fleet: Fleet, index: PrefixIndex, policy: base.Policy, rng: Random) -> None:
+        self.fleet = fleet
+        self.index = index
+        self.policy = policy
+        self.rng = rng
+
+    def route(self, request: RouteRequest, exclude: Collection[str] = ()) -> Lease:
+        """Choose among the replicas not in `exclude`, and count the request against the one chosen.
+
+        Raises NoReplica if there is none.
+        """
+        fleet = self.fleet
+        fleet.tick()
+        candidates = fleet.candidates(request.model)
+        if exclude:
+            candidates = [view for view in candidates if view.name not in exclude]
+        if not candidates:
+            raise NoReplica(f"no usable replica serves {request.model!r} right now", retry_after=1.0)
+        matched = self.matches(request)
+        decision = self.policy.choose(
+            base.Request(request.tokens, matched, request.affinity, request.session, request.sequences),
+            candidates,
+            self.rng,
+        )
+        name = decision.replica.name
+        routed = matched.get(name, 0)
+        if matched and len(candidates) < len(fleet.replicas):
+            names = {view.name for view in candidates}
+            matched = {holder: tokens for holder, tokens in matched.items() if holder in names}
+        reservation = fleet.reserve(name, request.tokens - routed, request.sequences, stream=request.stream)
+        replica = reservation.replica
+        lease = Lease(request, replica, reservation, self.index)
+        lease.matched = routed
+        lease.available = max(matched.values(), default=0)
+        lease.decision = classify(request, lease, by_session=decision.by_session)
+        lease.costs = decision.costs
+        if replica.shares_in_flight:
+            lease.place()
+        return lease
+
+    def matches(self, request: RouteRequest) -> dict[str, int]:
+        """Replica name to prompt tokens it can take from its cache.
+
+        A hit never counts the last token: engines compute at least that one, so a prompt that ends on a
+        block boundary loses its last block.
+        """
+        if not request.keys or not request.cache_read:
+            return {}
+        cap = int((request.tokens - 1) // request.block_tokens * request.block_tokens)
+        matched: dict[str, int] = {}
+        for name, blocks in self.index.match(request.keys).items():
+            if name in self.fleet.replicas:
+                matched[name] = min(int(blocks * request.block_tokens), cap)
+            else:
+                self.index.forget(name)
+        return matched
+
+
+def classify(request: RouteRequest, lease: Lease, *, by_session: bool) -> str:
+    """Name a decision for the metrics: see the contract's `x-warmroute-decision`."""
+    if by_session:
+        return "session"
+    if not request.tokens:
+        return "fallback"
+    if lease.matched < lease.available:
+        return "spill"
+    if not lease.matched:
+        return "cold"
+    return "hit" if 2 * lease.matched >= request.tokens else "partial"
