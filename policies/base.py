@@ -31,6 +31,8 @@ class Replica:
     """Seconds to a first token that no prompt token accounts for, learned."""
     slots: int | None = None
     """How many sequences the engine runs at once."""
+    slot_time: float | None = None
+    """Seconds a sequence holds its slot, from the start of its prefill to the end of its stream, learned."""
     kv_usage: float | None = None
     """Share of the KV cache that running sequences hold, 0 to 1."""
     recent_tokens: float = 0.0

@@ -1,0 +1,104 @@
+"""The replica where the request costs the fleet least, in seconds: the default.
+
+Idea
+    With u prompt tokens not cached there, a replica costs
+
+        J = (queued + u * (1 + running / decode_share) + alpha * u + balance * recent) / prefill_rate
+            + base_ttft + slot_wait + beta * kv_usage
+
+    that is, the expected time to the first token (the queue before it, its own prefill slowed by the
+    decodes beside it, a wait if every slot is taken), plus what it does to the others: prefill the fleet
+    spends again, a share of recent work so that idle times do not pile everything on one replica, and cache
+    pushed out. Costs within `tie` are equal: then the larger hit, fewer in flight, less recent work, and
+    last the rendezvous owner of the prompt's start, so that proxies agree without talking and cold prefixes
+    spread.
+Use when
+    Prompts share prefixes, or some of them do, or it is not known. Without any sharing it is a least-work
+    policy.
+Cost
+    O(replicas) up to `compare`, beyond it one cheap pass and `compare` costs.
+How it fails
+    It is as good as what it is told: an index that promises what was evicted sends work to queues for
+    nothing, and a prefill rate that is far off for one replica starves or floods it. Several proxies need a
+    shared view of load.
+Parameters
+    Seconds throughout, so that one set fits replicas and prompts of any size. `alpha` is the dial between
+    spilling early (0: only the time to the first token counts, prefixes scatter) and holding on to caches
+    (4).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from policies.base import Decision, Replica, Request
+from policies.registry import parameter, register
+from policies.scoring import rendezvous, shortlist
+
+
+@register("prefix_cost")
+@dataclass(slots=True)
+class PrefixCost:
+    """The replica where the request costs the fleet least, in seconds."""
+
+    alpha: float = parameter(
+        1.0, "charge for computing a token again, in multiples of its prefill time", least=0.0
+    )
+    beta: float = parameter(0.1, "seconds charged where all of the KV cache is in use", least=0.0)
+    balance: float = parameter(
+        0.05, "charge for a token of recent work, in multiples of its prefill time", least=0.0
+    )
+    decode_share: float = parameter(64.0, "running decodes that halve the prefill rate", least=1.0)
+    slot_time: float = parameter(2.0, "seconds a sequence holds its slot, until that is learned", least=0.0)
+    tie: float = parameter(0.02, "relative difference in cost that counts as none", least=0.0, most=1.0)
+    tie_seconds: float = parameter(0.005, "difference in cost that counts as none, in seconds", least=0.0)
+    compare: int = parameter(32, "replicas compared one by one; larger fleets are sampled", least=2)
+
+    def choose(self, request: Request, replicas: Sequence[Replica], rng: Random) -> Decision:
+        """Take the replica with the least cost."""
+        tokens, matched = request.tokens, request.matched
+        if len(replicas) > self.compare:
+            replicas = shortlist(replicas, matched, request.affinity, self.compare, rng)
+        per_token, per_decode, balance = 1.0 + self.alpha, 1.0 / self.decode_share, self.balance
+        costs = []
+        for replica in replicas:
+            held = matched.get(replica.name, 0)
+            work = replica.queued_tokens + balance * replica.recent_tokens
+            if held < tokens:
+                work += (tokens - held) * (per_token + replica.running * per_decode)
+            cost = work / replica.prefill_rate + replica.base_ttft
+            slots = replica.slots
+            if slots is not None and replica.in_flight >= slots:
+                cost += self._slot_wait(replica, slots)
+            costs.append(cost)
+        self._charge_cache_pressure(replicas, costs)
+        least = min(costs)
+        limit = least + max(least * self.tie, self.tie_seconds)
+        best = [replica for replica, cost in zip(replicas, costs, strict=True) if cost <= limit]
+        chosen = best[0]
+        if len(best) > 1:
+            chosen = min(
+                best,
+                key=lambda replica: (
+                    -matched.get(replica.name, 0),
+                    replica.in_flight,
+                    replica.recent_tokens,
+                    -rendezvous(request.affinity, replica),
+                    replica.name,
+                ),
+            )
+        return Decision(chosen, costs={r.name: cost for r, cost in zip(replicas, costs, strict=True)})
+
+    def _slot_wait(self, replica: Replica, slots: int) -> float:
+        """Seconds until a slot is free: those ahead leave one after the other, `slots` of them at a time."""
+        held_for = self.slot_time if replica.slot_time is None else replica.slot_time
+        return (replica.in_flight - slots + 1) * held_for / slots
+
+    def _charge_cache_pressure(self, replicas: Sequence[Replica], costs: list[float]) -> None:
+        """Charge for KV cache in use; a replica that does not tell pays what the others pay on average."""
+        known = [replica.kv_usage for replica in replicas if replica.kv_usage is not None]
+        if not known:
+            return
+        mean = sum(known) / len(known)
+        for i, replica in enumerate(replicas):
+            costs[i] += self.beta * (mean if replica.kv_usage is None else replica.kv_usage)
