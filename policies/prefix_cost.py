@@ -61,6 +61,7 @@ class PrefixCost:
             replicas = shortlist(replicas, matched, request.affinity, self.compare, rng)
         per_token, per_decode, balance = 1.0 + self.alpha, 1.0 / self.decode_share, self.balance
         costs = []
+        pressures: list[float] = []
         for replica in replicas:
             held = matched.get(replica.name, 0)
             work = replica.queued_tokens + balance * replica.recent_tokens
@@ -70,35 +71,40 @@ class PrefixCost:
             slots = replica.slots
             if slots is not None and replica.in_flight >= slots:
                 cost += self._slot_wait(replica, slots)
+            kv_usage = replica.kv_usage
+            if kv_usage is not None:
+                pressures.append(kv_usage)
+                cost += self.beta * kv_usage
             costs.append(cost)
-        self._charge_cache_pressure(replicas, costs)
-        least = min(costs)
-        limit = least + max(least * self.tie, self.tie_seconds)
-        best = [replica for replica, cost in zip(replicas, costs, strict=True) if cost <= limit]
-        chosen = best[0]
-        if len(best) > 1:
-            chosen = min(
-                best,
-                key=lambda replica: (
-                    -matched.get(replica.name, 0),
-                    replica.in_flight,
-                    replica.recent_tokens,
-                    -rendezvous(request.affinity, replica),
-                    replica.name,
-                ),
-            )
-        return Decision(chosen, costs={r.name: cost for r, cost in zip(replicas, costs, strict=True)})
+        if 0 < len(pressures) < len(costs):  # unknown is not zero: those that do not tell pay the average
+            average = self.beta * sum(pressures) / len(pressures)
+            costs = [
+                c if r.kv_usage is not None else c + average for r, c in zip(replicas, costs, strict=True)
+            ]
+        return Decision(
+            self._cheapest(request, replicas, costs),
+            costs={replica.name: cost for replica, cost in zip(replicas, costs, strict=True)},
+        )
 
     def _slot_wait(self, replica: Replica, slots: int) -> float:
         """Seconds until a slot is free: those ahead leave one after the other, `slots` of them at a time."""
         held_for = self.slot_time if replica.slot_time is None else replica.slot_time
         return (replica.in_flight - slots + 1) * held_for / slots
 
-    def _charge_cache_pressure(self, replicas: Sequence[Replica], costs: list[float]) -> None:
-        """Charge for KV cache in use; a replica that does not tell pays what the others pay on average."""
-        known = [replica.kv_usage for replica in replicas if replica.kv_usage is not None]
-        if not known:
-            return
-        mean = sum(known) / len(known)
-        for i, replica in enumerate(replicas):
-            costs[i] += self.beta * (mean if replica.kv_usage is None else replica.kv_usage)
+    def _cheapest(self, request: Request, replicas: Sequence[Replica], costs: Sequence[float]) -> Replica:
+        """The replica of the least cost, where nearly equal costs are a tie."""
+        least = min(costs)
+        limit = least + max(least * self.tie, self.tie_seconds)
+        best = [replica for replica, cost in zip(replicas, costs, strict=True) if cost <= limit]
+        if len(best) == 1:
+            return best[0]
+        matched, affinity = request.matched, request.affinity
+        return min(
+            best,
+            key=lambda replica: (
+                -matched.get(replica.name, 0),
+                replica.in_flight,
+                replica.recent_tokens,
+                -rendezvous(affinity, replica),
+            ),
+        )

@@ -118,11 +118,12 @@ def _convert(policy: str, field: dataclasses.Field[Any], hint: Any, value: objec
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise ValueError(f"policy {policy}, parameter {field.name}: {reason} (got {value!r})") from None
-    if (least is not None and converted < least) or (most is not None and converted > most):
-        bounds = " and ".join(
-            [f"at least {least:g}"] * (least is not None) + [f"at most {most:g}"] * (most is not None)
+    if least is not None and converted < least:
+        raise ValueError(
+            f"policy {policy}, parameter {field.name}: must be at least {least:g} (got {value!r})"
         )
-        raise ValueError(f"policy {policy}, parameter {field.name}: must be {bounds} (got {value!r})")
+    if most is not None and converted > most:
+        raise ValueError(f"policy {policy}, parameter {field.name}: must be at most {most:g} (got {value!r})")
     return converted
 
 

@@ -25,7 +25,7 @@ def rendezvous(key: int, replica: Replica) -> int:
 
 def owner(key: int, replicas: Iterable[Replica]) -> Replica:
     """The replica with the highest weight for a key, whatever the order of `replicas`."""
-    return max(replicas, key=lambda replica: (rendezvous(key, replica), replica.name))
+    return max(replicas, key=lambda replica: rendezvous(key, replica))
 
 
 def load(replica: Replica) -> tuple[int, int]:
@@ -42,21 +42,23 @@ def least_loaded(replicas: Sequence[Replica], rng: Random) -> Replica:
 def shortlist(
     replicas: Sequence[Replica], matched: Mapping[str, int], key: int, count: int, rng: Random
 ) -> list[Replica]:
-    """About `count` replicas worth comparing in a fleet larger than that, in one cheap pass over it.
+    """About `count` replicas worth comparing in a larger fleet, in one cheap pass over it.
 
-    Half of them hold the longest prefixes. The rest is a sample, part of it drawn by `key`, so that a cold
-    prefix meets the same replicas again, from any proxy that lists the fleet in this order.
+    Up to half of them hold at least half of the longest prefix held anywhere, the longest itself included. The
+    rest is a sample, part of it drawn by `key`, so that a cold prefix meets the same replicas again, from any
+    proxy that lists the fleet in this order.
     """
-    room = max(1, count // 2)
-    holders = [replica for replica in replicas if replica.name in matched]
-    if len(holders) > room:  # a block that everybody holds, say: only those that hold more than most matter
-        rng.shuffle(holders)
-        holders.sort(key=lambda replica: -matched[replica.name])
-        del holders[room:]
-    total = len(replicas)
+    total, room = len(replicas), max(1, count // 2)
+    holders: list[Replica] = []
+    longest = max(matched.values(), default=0)
+    if longest:
+        holders = [replica for replica in replicas if 2 * matched.get(replica.name, 0) >= longest]
+    if len(holders) > room:
+        first = max(holders, key=lambda replica: matched[replica.name])
+        holders = [first, *rng.sample(holders, room - 1)]
     stable = (count - room) // 2
-    places = [(key + i * _GOLDEN) % 2**64 * total >> 64 for i in range(stable)]
-    places += rng.sample(range(total), min(total, count - room - stable))
+    places = [((key + i * _GOLDEN) % 2**64 * total) >> 64 for i in range(stable)]
+    places += rng.sample(range(total), count - room - stable)
     chosen = {replica.name: replica for replica in holders}
     for place in places:
         chosen.setdefault(replicas[place].name, replicas[place])
