@@ -1,0 +1,257 @@
+"""The settings: what there is to set, its type, its default and its meaning.
+
+One name everywhere: `timeouts.first_byte` here is the variable WARMROUTE_TIMEOUTS__FIRST_BYTE, the flag
+`--timeouts.first-byte` and the key `first_byte` under `timeouts` in the file. `proxy.sources` reads those
+three; a `Settings` built in code reads nothing but its arguments.
+
+Invariants: a `Settings` never changes, and what holds one needs to check nothing again. No message quotes a
+secret.
+"""
+
+import secrets
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from policies import registry
+from proxy.spec import Frozen, ReplicaSpec, Text, parse_json, parse_replicas, split_commas
+
+MASK = "**********"
+"""What stands for a secret wherever settings are shown."""
+
+LATER = frozenset(
+    (
+        "api_keys_file",
+        "canary",
+        "priority",
+        "record",
+        "redis_timeout_ms",
+        "replicas.kv_events",
+        "replicas.kv_replay",
+        "salt_per_key",
+        "trusted_proxies",
+        "workers",
+    )
+)
+"""Settings that are promised but not built yet: refused rather than ignored."""
+
+
+def _aliases(value: Any) -> Any:
+    """`name=model,other=model` or an object, as an object."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        return parse_json(value)
+    aliases: dict[str, str] = {}
+    for pair in split_commas(value):
+        name, equals, model = (part.strip() for part in pair.partition("="))
+        if not (name and equals and model):
+            raise ValueError("should be written name=model,other=model")
+        if name in aliases:
+            raise ValueError(f"names the alias {name!r} twice")
+        aliases[name] = model
+    return aliases
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$", max_length=64)]
+
+
+class Timeouts(Frozen):
+    """Seconds. There is no limit on how long a generation may take."""
+
+    connect: PositiveFloat = 2.0
+    """seconds to open a connection to a replica"""
+    first_byte: PositiveFloat = 600.0
+    """seconds from the request sent to the first byte of the answer"""
+    idle: PositiveFloat = 300.0
+    """seconds without a byte before an answer counts as dead"""
+    keepalive: NonNegativeFloat = 4.0
+    """seconds that an idle connection to a replica is kept; below the engine's own (uvicorn: 5)"""
+    client_keepalive: NonNegativeFloat = 75.0
+    """seconds that an idle connection of a client is kept"""
+
+
+class Limits(Frozen):
+    """What one request, and retrying, may take."""
+
+    body_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(64 * 1024**2)
+    """largest body of a request (64MiB is understood); above it: 413"""
+    header_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(64 * 1024)
+    """largest set of headers, of a request and of an answer"""
+    attempts: PositiveInt = 3
+    """replicas that one request may be sent to before it fails"""
+    retry_budget: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """retries per request over the last 10 s; a few are always allowed"""
+    pool_size: PositiveInt = 128
+    """idle connections kept per replica"""
+
+
+class Probes(Frozen):
+    """How replicas are watched."""
+
+    interval: PositiveFloat = 2.0
+    """seconds between two probes of a replica"""
+    timeout: PositiveFloat = 2.0
+    """seconds that a probe may take"""
+    misses: PositiveInt = 3
+    """probes failed in a row before a replica counts as down"""
+    recoveries: PositiveInt = 1
+    """probes answered in a row before it counts as up again"""
+
+
+class Settings(BaseSettings):
+    """Everything a person can set; what the docstrings say is what `--help` prints."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WARMROUTE_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+    host: Text = "127.0.0.1"
+    """address to listen on"""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    """port to listen on; 0 takes any free one"""
+    replicas: Annotated[tuple[ReplicaSpec, ...], BeforeValidator(parse_replicas)] = ()
+    """comma-separated URLs, or JSON objects
+    {"url", "name", "engine": "vllm"|"sglang"|"llama_cpp"|"openai", "model", "capacity" (KV blocks),
+    "block_size", "max_seqs"}; what is absent is asked of the replica"""
+    redis_url: str = "none"
+    """none: the index lives in this process"""
+    namespace: Name = "warmroute"
+    """proxies that share it share an index"""
+    secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))
+    """seeds the block keys; made anew at each start when absent"""
+    secret_file: Path | None = None
+    """file that holds the secret"""
+    upstream_api_key: SecretStr | None = None
+    """key for the proxy's own calls to replicas; clients' credentials are forwarded as they came"""
+    upstream_api_key_file: Path | None = None
+    """file that holds that key"""
+    replace_auth: bool = False
+    """true: send upstream_api_key in place of the client's credential, on every route"""
+    aliases: Annotated[dict[str, str], BeforeValidator(_aliases)] = {}
+    """name=model,…: clients ask for name, replicas are asked for model"""
+    timeouts: Timeouts = Timeouts()
+    policy: str = "prefix_cost"
+    """how a replica is chosen; `warmroute policies` lists them"""
+    policy_params: dict[str, Any] = {}
+    """parameters of that policy"""
+    tokenizer: Text = "auto"
+    """auto (the model's own, else bytes), bytes (none), engine (ask the replica), a directory, or a hub id"""
+    tokenizer_budget_ms: NonNegativeFloat = 50.0
+    """milliseconds that keying a cold prompt may take; after that, what is keyed so far is used"""
+    block_size: PositiveInt | Literal["auto"] = "auto"
+    """tokens per block; auto: the engine's"""
+    limits: Limits = Limits()
+    cache_mb: PositiveInt = 256
+    """megabytes for the tokens and keys of prompts seen lately"""
+    groups: Annotated[tuple[Name, ...], BeforeValidator(split_commas)] = ("shared", "random")
+    """traffic groups that the header X-Warmroute-Group may name"""
+    stream_usage: Literal["auto", "never"] = "auto"
+    """auto: learn cached_tokens also of streams that did not ask for usage; never: leave bodies alone"""
+    passthrough: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=r"^/[^\s?#]*$")], ...], BeforeValidator(split_commas)
+    ] = ()
+    """more paths, comma-separated, that are passed to a replica by load"""
+    admin_token: SecretStr | None = None
+    """who shows it may call /admin; without it, nobody may"""
+    admin_token_file: Path | None = None
+    """file that holds that token"""
+    probes: Probes = Probes()
+    shutdown_grace: NonNegativeFloat = 30.0
+    """seconds that requests in flight get when the proxy is told to stop"""
+    log_format: Literal["text", "json"] = "text"
+    """one line a request, as text or as JSON"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """the least that is logged"""
+
+    @classmethod
+    def settings_customise_sources(  # noqa: D102 - see the module's docstring
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic-settings'
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secrets(cls, value: Any) -> Any:
+        value = dict(value)
+        for name in ("secret", "upstream_api_key", "admin_token"):
+            if (path := value.get(f"{name}_file")) is None:
+                continue
+            if value.get(name) is not None:
+                raise ValueError(f"{name} and {name}_file are both set: keep one of them")
+            try:
+                value[name] = Path(path).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError, TypeError) as error:
+                why = error.strerror if isinstance(error, OSError) else "not a text file"
+                raise ValueError(
+                    f"{name}_file cannot be read ({path}: {why}): name a readable file"
+                ) from None
+        return value
+
+    @field_validator("secret", "upstream_api_key", "admin_token")
+    @classmethod
+    def _real_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None:
+            return None
+        text = value.get_secret_value()
+        if not text or text == MASK:
+            raise ValueError("is empty or the mask that --print-config prints; give the secret itself")
+        if not text.isascii() or not text.isprintable():
+            raise ValueError("should be printable ASCII on one line")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _no_redis_yet(cls, value: str) -> str:
+        if value != "none":
+            raise ValueError("is not in this version yet; the index is in this process: none")
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _distinct(cls, value: tuple[ReplicaSpec, ...]) -> tuple[ReplicaSpec, ...]:
+        for what in ("url", "name"):
+            seen: set[str] = set()
+            for replica in value:
+                if (it := getattr(replica, what)) in seen:
+                    raise ValueError(f"names the {what} {it} twice; name each replica once")
+                seen.add(it)
+        return value
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _tokenizer_there(cls, value: str) -> str:
+        if value.startswith(("/", "./", "../", "~")) and not Path(value).expanduser().is_dir():
+            raise ValueError("looks like a directory, and there is none; name one that holds tokenizer.json")
+        return value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        registry.create(self.policy, self.policy_params)
+        if self.replace_auth and self.upstream_api_key is None:
+            raise ValueError("replace_auth needs a key to send: set upstream_api_key")
+        return self
