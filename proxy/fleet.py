@@ -64,7 +64,7 @@ class Replica:
 class Reservation:
     """Load that one request puts on one replica, from dispatch to the end of its stream."""
 
-    __slots__ = ("_ahead", "_due", "_released", "replica", "sequences", "sent_at", "stream", "uncached")
+    __slots__ = ("_ahead", "_due", "_released", "replica", "sent_at", "sequences", "stream", "uncached")
 
     def __init__(self, replica: Replica, uncached: int, sequences: int, now: float, *, stream: bool) -> None:
         self.replica = replica
@@ -82,7 +82,7 @@ class Reservation:
         replica.pending.add(self)
 
     def first_token(self, now: float) -> None:
-        """The prefill is done: its tokens no longer queue. Teaches the replica's rate if the time is known."""
+        """The prefill is done: its tokens queue no longer, and its time teaches the rate."""
         if self not in self.replica.pending or self._released:
             return
         if self.stream:

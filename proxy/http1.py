@@ -1,0 +1,220 @@
+"""HTTP/1.1 on the wire, as far as a relay needs it: heads and chunk framing. Pure; no I/O.
+
+Must never accept a message whose end two parsers could see in different places: what is ambiguous is
+`Malformed`. Sources: RFC 9110 section 7.6 (hop-by-hop fields), RFC 9112 sections 6 and 7 (framing).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+MAX_CHUNK_LINE = 4096
+MAX_TRAILER = 16384
+
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+
+
+class Malformed(Exception):  # noqa: N818 - reads as a state of the message
+    """The peer sent something that is not, or not unambiguously, HTTP/1.1."""
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """A response's status line and fields, and how its body ends."""
+
+    status: int
+    reason: bytes
+    fields: list[tuple[bytes, bytes, bytes]]
+    """(lower-case name, name as sent, value), in order, without hop-by-hop fields and framing."""
+    length: int | None
+    """Content-Length; None if absent."""
+    chunked: bool
+    keep_alive: bool
+    """Whether the connection may be used again after this response."""
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first value of a field, by lower-case name."""
+        for lower, _, value in self.fields:
+            if lower == name:
+                return value
+        return None
+
+
+def parse_response_head(head: bytes) -> ResponseHead:
+    """Parse a response head without its closing empty line. Raises Malformed."""
+    lines = head.split(b"\r\n")
+    status_line = _STATUS.fullmatch(lines[0])
+    if status_line is None:
+        raise Malformed("no HTTP/1.x status line")
+    fields: list[tuple[bytes, bytes, bytes]] = []
+    length: int | None = None
+    chunked = False
+    keep_alive = status_line[1] == b"1"
+    named: set[bytes] | None = None
+    for line in lines[1:]:
+        field = _FIELD.fullmatch(line)
+        if field is None:
+            raise Malformed("a header line that is none")
+        name, value = field[1], field[2].rstrip(b" \t")
+        lower = name.lower()
+        if lower == b"content-length":
+            if _DIGITS.fullmatch(value) is None or (length is not None and length != int(value)):
+                raise Malformed("Content-Length is not one number")
+            length = int(value)
+        elif lower == b"transfer-encoding":
+            if chunked or value.lower() != b"chunked":
+                raise Malformed("a transfer coding other than chunked")
+            chunked = True
+        elif lower == b"connection":
+            named = (named or set()) | tokens(value)
+        elif lower not in HOP_BY_HOP:
+            fields.append((lower, name, value))
+    if chunked and length is not None:
+        raise Malformed("Content-Length and Transfer-Encoding together")
+    if named:
+        if b"close" in named:
+            keep_alive = False
+        elif b"keep-alive" in named:
+            keep_alive = True
+        fields = [field for field in fields if field[0] not in named]
+    return ResponseHead(int(status_line[2]), status_line[3] or b"", fields, length, chunked, keep_alive)
+
+
+def tokens(value: bytes) -> set[bytes]:
+    """The lower-case members of a comma-separated field value."""
+    return {token.strip(b" \t").lower() for token in value.split(b",")}
+
+
+def request_head(
+    method: bytes,
+    target: bytes,
+    host: bytes,
+    fields: Iterable[tuple[bytes, bytes]],
+    length: int | None,
+) -> bytes:
+    """A request head for the next hop, closing empty line included.
+
+    `fields` are those `forwardable` left; `length` is the body's, None for a request without one.
+    """
+    parts = [method, b" ", target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
+    for name, value in fields:
+        parts += (name, b": ", value, b"\r\n")
+    if length is not None:
+        parts.append(b"Content-Length: %d\r\n" % length)
+    parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+
+
+def forwardable(
+    fields: Iterable[tuple[bytes, bytes]], drop: frozenset[bytes] = frozenset()
+) -> list[tuple[bytes, bytes]]:
+    """The request fields that belong to the next hop, in order and as often as they came.
+
+    Left out are hop-by-hop fields, those that `Connection` names, the framing, `Host`, `Expect` (the
+    proxy has answered it), what is addressed to the proxy itself, and the lower-case names in `drop`.
+    """
+    kept = []
+    named: set[bytes] | None = None
+    for name, value in fields:
+        lower = name.lower()
+        if lower in _NOT_FORWARDED:
+            if lower == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+                named = (named or set()) | tokens(value)
+        elif lower not in drop and not lower.startswith(b"x-warmroute-"):
+            kept.append((name, value))
+    if named:
+        kept = [field for field in kept if field[0].lower() not in named]
+    return kept
+
+
+_SIZE, _PAYLOAD, _PAYLOAD_END, _TRAILER = range(4)
+
+
+class ChunkedBody:
+    """Finds the payload and the end of a chunked body, however the bytes are cut."""
+
+    __slots__ = ("_left", "_line", "_state", "_trailer", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._state = _SIZE
+        self._line = b""  # the start of a line whose end has not come
+        self._left = 0  # payload bytes of this chunk still to come
+        self._trailer = 0
+
+    def feed(self, wire: bytes) -> tuple[bytes, int]:
+        """Take in bytes; give (payload in them, how many of them belong to this body). Raises Malformed."""
+        if self._state == _SIZE and not self._line:  # the usual case: one read, one chunk
+            match = _CHUNK.match(wire)
+            if match is not None:
+                start = match.end()
+                size = int(match[1], 16)
+                if size and start + size + 2 == len(wire) and wire.endswith(b"\r\n"):
+                    return wire[start:-2], len(wire)
+        return self._feed(wire)
+
+    def _feed(self, wire: bytes) -> tuple[bytes, int]:
+        carried = len(self._line)
+        if carried:
+            wire, self._line = self._line + wire, b""
+        payload: list[bytes] = []
+        at, end = 0, len(wire)
+        while at < end and not self.done:
+            if self._state == _PAYLOAD:
+                piece = wire[at : at + self._left]
+                payload.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if not self._left:
+                    self._state = _PAYLOAD_END
+                continue
+            line_end = wire.find(b"\r\n", at)
+            if line_end < 0:
+                self._keep(wire[at:])
+                at = end
+            elif self._state == _SIZE:
+                match = _CHUNK.match(wire, at)
+                if match is None or match.end() != line_end + 2:
+                    raise Malformed("a chunk size that is none")
+                self._left = int(match[1], 16)
+                self._state = _PAYLOAD if self._left else _TRAILER
+                at = line_end + 2
+            elif self._state == _PAYLOAD_END:
+                if line_end != at:
+                    raise Malformed("a chunk longer than its size")
+                self._state = _SIZE
+                at += 2
+            else:
+                self._trailer += line_end + 2 - at
+                if self._trailer > MAX_TRAILER:
+                    raise Malformed("too long a trailer")
+                self.done = line_end == at
+                at = line_end + 2
+        return b"".join(payload), at - carried
+
+    def _keep(self, line: bytes) -> None:
+        if self._state == _PAYLOAD_END and line != b"\r":
+            raise Malformed("a chunk longer than its size")
+        if len(line) > MAX_CHUNK_LINE:
+            raise Malformed("too long a chunk line")
+        self._line = line
