@@ -44,18 +44,17 @@ def shortlist(
 ) -> list[Replica]:
     """About `count` replicas worth comparing in a larger fleet, in one cheap pass over it.
 
-    Up to half of them hold at least half of the longest prefix held anywhere, the longest itself included. The
-    rest is a sample, part of it drawn by `key`, so that a cold prefix meets the same replicas again, from any
-    proxy that lists the fleet in this order.
+    Up to half of them hold at least half of the longest prefix held anywhere, the longest itself included.
+    The rest is a sample, part of it drawn by `key`, so that a cold prefix meets the same replicas again, from
+    any proxy that lists the fleet in this order.
     """
     total, room = len(replicas), max(1, count // 2)
-    holders: list[Replica] = []
-    longest = max(matched.values(), default=0)
-    if longest:
-        holders = [replica for replica in replicas if 2 * matched.get(replica.name, 0) >= longest]
+    holders = [replica for replica in replicas if replica.name in matched]
     if len(holders) > room:
-        first = max(holders, key=lambda replica: matched[replica.name])
-        holders = [first, *rng.sample(holders, room - 1)]
+        longest = max(holders, key=lambda replica: matched[replica.name])
+        half = matched[longest.name] / 2
+        holders = [replica for replica in holders if matched[replica.name] >= half]
+        holders = [longest, *rng.sample(holders, min(room, len(holders)) - 1)]
     stable = (count - room) // 2
     places = [((key + i * _GOLDEN) % 2**64 * total) >> 64 for i in range(stable)]
     places += rng.sample(range(total), count - room - stable)

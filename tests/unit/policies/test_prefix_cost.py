@@ -1,0 +1,183 @@
+"""prefix_cost: the formula, its ties, and the cases of other routers' bug reports that a policy decides."""
+
+from random import Random
+
+import pytest
+
+from policies.base import Replica, Request
+from policies.prefix_cost import PrefixCost
+
+RNG = Random(1)
+
+
+def choose(request, *fleet, **params):
+    return PrefixCost(**params).choose(request, fleet, RNG).replica.name
+
+
+def place(policy, request, fleet, rng):
+    """Route a request and do what the fleet would: its whole life is over before the next one comes."""
+    replica = policy.choose(request, fleet, rng).replica
+    replica.recent_tokens += request.tokens - request.matched.get(replica.name, 0)
+    return replica.name
+
+
+def test_the_cost_is_the_documented_formula():
+    replica = Replica(
+        "a",
+        in_flight=12,
+        running=8,
+        queued_tokens=3000,
+        prefill_rate=10_000,
+        base_ttft=0.05,
+        slots=10,
+        slot_time=4.0,
+        kv_usage=0.5,
+        recent_tokens=2000,
+    )
+    policy = PrefixCost(alpha=2.0, beta=0.1, balance=0.25, decode_share=16.0)
+    uncached = 6000 - 1000
+    tokens = 3000 + uncached * (1 + 8 / 16) + 2 * uncached + 0.25 * 2000
+    slot_wait = 3 * 4.0 / 10
+    decision = policy.choose(Request(6000, {"a": 1000}), [replica], RNG)
+    assert decision.costs["a"] == pytest.approx(tokens / 10_000 + 0.05 + slot_wait + 0.1 * 0.5)
+
+
+def test_the_longest_prefix_wins_on_an_idle_fleet():
+    assert choose(Request(8000, {"a": 2000, "b": 6000}), Replica("a"), Replica("b"), Replica("c")) == "b"
+
+
+def test_a_slow_replica_gets_less():
+    assert (
+        choose(Request(8000), Replica("slow", prefill_rate=4000), Replica("fast", prefill_rate=16_000))
+        == "fast"
+    )
+
+
+def test_a_full_hit_does_not_join_a_replica_whose_slots_are_taken():
+    full = Replica("full", in_flight=300, running=256, slots=256, slot_time=20.0)
+    idle = Replica("idle", slots=256)
+    request = Request(4000, {"full": 3984})
+    assert choose(request, full, idle) == "idle"
+    full.in_flight = full.running = 200
+    assert choose(request, full, idle) == "full"
+
+
+def test_a_replica_that_does_not_tell_its_cache_usage_is_not_taken_for_empty():
+    fleet = [Replica("quiet"), Replica("half", kv_usage=0.5), Replica("free", kv_usage=0.0)]
+    costs = PrefixCost(beta=1.0).choose(Request(100), fleet, RNG).costs
+    assert costs["free"] < costs["quiet"] < costs["half"]
+    assert costs["quiet"] == pytest.approx(costs["free"] + 0.25)
+
+
+def test_ties_go_to_the_larger_hit_then_the_emptier_then_the_rested():
+    a, b = Replica("a", in_flight=3, running=3), Replica("b")
+    assert choose(Request(4000, {"a": 32}), a, b) == "a"
+    assert choose(Request(0), a, b) == "b"
+    assert choose(Request(0), Replica("a", recent_tokens=90), Replica("b", recent_tokens=80)) == "b"
+
+
+def test_what_remains_tied_is_decided_alike_by_every_proxy():
+    names = ["a", "b", "c", "d"]
+    for affinity in range(50):
+        chosen = {choose(Request(500, {}, affinity), *map(Replica, order)) for order in (names, names[::-1])}
+        assert len(chosen) == 1
+    spread = [choose(Request(500, {}, affinity), *map(Replica, names)) for affinity in range(400)]
+    assert all(60 < spread.count(name) < 140 for name in names)
+
+
+def test_alpha_holds_on_to_a_cache_that_the_time_to_first_token_would_leave():
+    busy, idle = Replica("busy", queued_tokens=3000), Replica("idle")
+    request = Request(4000, {"busy": 2000})
+    assert choose(request, busy, idle, alpha=0.0) == "idle"
+    assert choose(request, busy, idle, alpha=1.0) == "busy"
+
+
+def test_R02_sequential_sessions_with_a_short_header_spread_and_stay():
+    policy, rng = PrefixCost(), Random(2)
+    fleet = [Replica("a"), Replica("b")]
+    headers: set[str] = set()
+    homes: dict[int, list[str]] = {session: [] for session in range(20)}
+    held: dict[int, dict[str, int]] = {session: {} for session in range(20)}
+    turns = [session for session in range(20) for _ in range(22)] + list(range(8))
+    rng.shuffle(turns)
+    assert len(turns) == 448
+    for session in turns:
+        tokens = 600 + 150 * len(homes[session])
+        matched = dict.fromkeys(headers, 128) | held[session]
+        name = place(policy, Request(tokens, matched, affinity=77), fleet, rng)
+        headers.add(name)
+        held[session][name] = tokens - tokens % 16
+        homes[session].append(name)
+    assert all(len(set(visited)) == 1 for visited in homes.values())
+    sessions = [visited[0] for visited in homes.values()]
+    requests = [name for visited in homes.values() for name in visited]
+    for name in "ab":
+        assert sessions.count(name) >= 5
+        assert requests.count(name) >= 0.25 * 448
+
+
+def test_R02_unrelated_requests_at_equal_load_split_evenly():
+    policy, rng = PrefixCost(), Random(3)
+    fleet = [Replica("a"), Replica("b")]
+    chosen = [place(policy, Request(1000, {}, rng.getrandbits(64)), fleet, rng) for _ in range(1000)]
+    assert 450 <= chosen.count("a") <= 550
+
+
+def test_R02_without_recent_work_equal_loads_still_split_evenly():
+    policy, rng = PrefixCost(), Random(3)
+    fleet = [Replica("a"), Replica("b")]
+    chosen = [
+        policy.choose(Request(1000, {}, rng.getrandbits(64)), fleet, rng).replica.name for _ in range(1000)
+    ]
+    assert 450 <= chosen.count("a") <= 550
+
+
+def test_R03_one_hot_replica_diverts_only_the_requests_that_prefer_it():
+    hot = Replica("a", in_flight=60, running=20, queued_tokens=160_000)
+    idle, cold = Replica("b"), Replica("c")
+    assert choose(Request(4000, {"b": 3000}), hot, idle, cold) == "b"
+    assert choose(Request(4000, {"a": 3000, "b": 1500}), hot, idle, cold) == "b"
+
+
+def test_R05_a_burst_counts_from_dispatch():
+    polled = {"a": 0, "b": 1}
+    fleet = [Replica(name, in_flight=n, running=n) for name, n in polled.items()]
+    policy = PrefixCost()
+    for i in range(8):
+        replica = policy.choose(Request(24_000, {}, i), fleet, RNG).replica
+        replica.in_flight += 1
+        replica.queued_tokens += 24_000
+    sent = {replica.name: replica.in_flight - polled[replica.name] for replica in fleet}
+    assert sent == {"a": 4, "b": 4}
+
+
+def test_R07_the_longest_match_wins_and_a_ghost_is_ignored():
+    a, b = Replica("a"), Replica("b")
+    assert choose(Request(2000, {"a": 128, "b": 1024}), a, b) == "b"
+    assert choose(Request(8000, {"ghost": 4096, "b": 64}), a, b) == "b"
+
+
+@pytest.mark.parametrize("count", [8, 100])
+def test_a_hot_prefix_spills_when_waiting_costs_more_than_computing(count):
+    warm, *others = [Replica(f"r{i}", running=1, in_flight=1) for i in range(count)]
+    request = Request(6000, {"r0": 5984}, affinity=5)
+    warm.queued_tokens = 8000
+    assert choose(request, warm, *others) == "r0"
+    warm.queued_tokens = 16_000
+    assert choose(request, warm, *others) != "r0"
+
+
+def test_a_large_fleet_finds_the_only_replica_that_is_warm():
+    fleet = [Replica(f"r{i}") for i in range(1000)]
+    for warm in range(0, 1000, 37):
+        assert choose(Request(4000, {f"r{warm}": 3000}, warm), *fleet) == f"r{warm}"
+
+
+def test_a_large_fleet_stays_balanced_under_unrelated_prompts():
+    policy, rng = PrefixCost(), Random(4)
+    fleet = [Replica(f"r{i}") for i in range(200)]
+    for _ in range(4000):
+        replica = policy.choose(Request(1000, {}, rng.getrandbits(64)), fleet, rng).replica
+        replica.in_flight += 1
+        replica.queued_tokens += 1000
+    assert max(replica.in_flight for replica in fleet) <= 24
