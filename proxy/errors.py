@@ -23,44 +23,64 @@ class ProxyError(Exception):
 
 
 class BadRequest(ProxyError):
+    """The request cannot be understood."""
+
     status, type, code = 400, "invalid_request_error", "invalid_request"
 
 
 class Unauthorized(ProxyError):
+    """The admin token is missing or wrong."""
+
     status, type, code = 401, "authentication_error", "invalid_admin_token"
 
 
 class NotFound(ProxyError):
+    """Nothing is served at this path."""
+
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
 class ModelNotFound(NotFound):
+    """No replica serves this model."""
+
     code = "model_not_found"
 
 
 class MethodNotAllowed(ProxyError):
+    """The path exists, the method does not."""
+
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
 class TooLarge(ProxyError):
+    """The body is over the limit."""
+
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
 class ExpectationFailed(ProxyError):
+    """An `Expect` that is not `100-continue`."""
+
     status, type, code = 417, "invalid_request_error", "expectation_failed"
 
 
 class UpstreamFailed(ProxyError):
+    """The replica failed before it answered."""
+
     status, type, code = 502, "server_error", "upstream_failed"
 
 
 class NoReplica(ProxyError):
+    """No replica is usable right now."""
+
     status, type, code = 503, "server_error", "no_replica"
 
 
 class UpstreamTimeout(ProxyError):
+    """The replica did not answer in time."""
+
     status, type, code = 504, "server_error", "upstream_timeout"
 
 
-class ClientGone(Exception):  # noqa: N818 - an outcome, nobody's error
+class ClientGone(Exception):
     """The client left before it was answered; nothing is sent to it."""

@@ -31,7 +31,7 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
-class Malformed(Exception):  # noqa: N818 - reads as a state of the message
+class Malformed(Exception):
     """The peer sent something that is not, or not unambiguously, HTTP/1.1."""
 
 

@@ -93,7 +93,7 @@ class UsageFilter:
 
 
 def _may_be_usage(start: bytes) -> bool:
-    """Whether an event that begins so may be the usage chunk: it is data whose choices are not seen filled."""
+    """Whether an event that begins so may be the usage chunk: data, and its choices not seen filled."""
     if not start.startswith(_DATA):
         return _DATA.startswith(start)
     return _FILLED.search(start) is None

@@ -1,0 +1,144 @@
+"""Keep-alive connections to replicas: opening, pooling, closing.
+
+A connection carries one exchange at a time and hands it the bytes as they come. It must never be given back
+to the pool unless its response ended exactly where the framing said, and never outlives its replica's
+address: whoever removes a replica closes its pool.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+
+class Exchange(Protocol):
+    """Whoever reads a connection's response."""
+
+    def received(self, chunk: bytes) -> None:
+        """Bytes came."""
+
+    def lost(self, exc: Exception | None) -> None:
+        """The connection is gone; None if the peer ended it cleanly."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a replica."""
+
+    __slots__ = ("_pool", "exchange", "idle_since", "served", "transport")
+
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self.transport: asyncio.Transport
+        self.exchange: Exchange | None = None
+        self.served = 0
+        """Responses that it has carried to their end."""
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Join the pool's open connections."""
+        self.transport = cast(asyncio.Transport, transport)
+        self._pool.opened.add(self)
+
+    def data_received(self, chunk: bytes) -> None:
+        """Hand bytes to the exchange."""
+        if self.exchange is None:  # bytes that nobody asked for would be the next request's answer
+            self.transport.abort()
+        else:
+            self.exchange.received(chunk)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave the pool and tell the exchange."""
+        self._pool.lost(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.lost(exc)
+
+    def send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
+        """Send a request; `exchange` gets the answer."""
+        self.exchange = exchange
+        if len(body) < 65536:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
+            self.transport.write(body)
+
+    def release(self) -> None:
+        """The exchange is over and the response ended where it should: keep the connection."""
+        self.exchange = None
+        self.served += 1
+        self._pool.keep(self)
+
+    def abort(self) -> None:
+        """Close at once; the exchange hears nothing more."""
+        self.exchange = None
+        self.transport.abort()
+
+
+class Pool:
+    """The connections to one replica."""
+
+    def __init__(self, url: str, *, connect_seconds: float, keepalive_seconds: float, size: int) -> None:
+        parts = urlsplit(url)
+        self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.hostname = parts.hostname or ""
+        self.port = parts.port or (443 if self.tls else 80)
+        self.host = parts.netloc.rpartition("@")[2].encode("ascii")
+        """For the Host field."""
+        self.base_path = parts.path.rstrip("/").encode("ascii")
+        self.opened: set[UpstreamConnection] = set()
+        self._idle: deque[UpstreamConnection] = deque()
+        self._connect_seconds = connect_seconds
+        self._keepalive_seconds = keepalive_seconds
+        self._size = size
+        self._clock: Callable[[], float] = asyncio.get_running_loop().time
+        self._closed = False
+
+    def take(self) -> UpstreamConnection | None:
+        """The idle connection used last, if there is one young enough to be still open."""
+        oldest = self._clock() - self._keepalive_seconds
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and not connection.transport.is_closing():
+                return connection
+            connection.transport.abort()
+        return None
+
+    async def connect(self) -> UpstreamConnection:
+        """Open a connection. Raises OSError (TimeoutError included) if that fails or takes too long."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_seconds):
+            _, connection = await loop.create_connection(
+                lambda: UpstreamConnection(self), self.hostname, self.port, ssl=self.tls
+            )
+        return connection
+
+    def keep(self, connection: UpstreamConnection) -> None:
+        """Keep a connection for the next request."""
+        if self._closed or len(self._idle) >= self._size or connection.transport.is_closing():
+            connection.transport.abort()
+            return
+        connection.idle_since = self._clock()
+        self._idle.append(connection)
+
+    def lost(self, connection: UpstreamConnection) -> None:
+        """Forget a connection that is closed."""
+        self.opened.discard(connection)
+        if connection.exchange is None:
+            try:
+                self._idle.remove(connection)
+            except ValueError:
+                pass
+
+    def sweep(self) -> None:
+        """Close the connections that have been idle for too long."""
+        oldest = self._clock() - self._keepalive_seconds
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().transport.abort()
+
+    def close(self) -> None:
+        """Close the idle connections now, and the busy ones when their exchange ends."""
+        self._closed = True
+        while self._idle:
+            self._idle.popleft().transport.abort()
