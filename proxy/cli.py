@@ -1,0 +1,123 @@
+"""The command line: `warmroute serve`, `warmroute policies`, `warmroute --version`.
+
+Reads settings, checks that it runs from its own packages, and hands over to `proxy.app`. What a person got
+wrong is one sentence on standard error and exit status 2, never a traceback.
+"""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+
+from policies import registry
+from proxy.explain import catalogue, effective, usage
+from proxy.sources import CONFIG, ConfigError, Loaded, load, read_file, read_flags, read_variables, variable
+
+DISTRIBUTION = "warmroute"
+COMMANDS = ("serve", "policies")
+_SWITCHES = ("print_config", "check_config")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        for sentence in str(error).splitlines():
+            sys.stderr.write(f"warmroute: {sentence}\n")
+        return 2
+    except BrokenPipeError:  # `warmroute policies | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes once more
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    command = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "serve"
+    if command not in COMMANDS:
+        match = get_close_matches(command, COMMANDS, n=1)
+        fix = f"did you mean {match[0]}?" if match else f"there are {' and '.join(COMMANDS)}"
+        raise ConfigError(f"{command!r} is not a command: {fix}")
+    if {"-h", "--help"} & set(arguments):
+        return _say(usage())
+    if {"-V", "--version"} & set(arguments):
+        return _say(f"{DISTRIBUTION} {_version()}\n")
+    if command == "serve":
+        return _serve(arguments)
+    if arguments:
+        raise ConfigError(f"warmroute {command} takes no arguments: leave out {' '.join(arguments)}")
+    return _say(catalogue(registry.describe()))
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    loaded, switches = _settings(arguments)
+    if "print_config" in switches:
+        return _say(effective(loaded))
+    if not loaded.settings.replicas and loaded.settings.admin_token is None:
+        raise ConfigError(
+            f"no replica is named: set {variable('replicas')}=http://host:port (or --replicas, or the file's "
+            f"replicas:), or {variable('admin_token')} to add replicas while it runs"
+        )
+    if "check_config" in switches:
+        return _say("the settings are valid\n")
+    _check_owners()
+    from proxy import app  # noqa: PLC0415 - everything above answers without loading the server
+
+    return app.run(loaded.settings)
+
+
+def _settings(arguments: Sequence[str]) -> tuple[Loaded, set[str]]:
+    """Read every source; which switches were given."""
+    pairs = list(_pairs(arguments))
+    switches = {name for name, _ in pairs if name in _SWITCHES}
+    named = [value for name, value in pairs if name == CONFIG] or [os.environ.get(variable(CONFIG))]
+    if len(named) > 1 or (named[0] is None and any(name == CONFIG for name, _ in pairs)):
+        raise ConfigError("--config takes one file: --config FILE")
+    file = read_file(Path(named[0])) if named[0] else None
+    flags = read_flags((name, value) for name, value in pairs if name not in (*_SWITCHES, CONFIG))
+    return load(flags, read_variables(os.environ), file), switches
+
+
+def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Split `--name value`, `--name=value`, `--name`; a value that begins with two dashes needs the `=`."""
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        name, equals, value = argument.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if not argument.startswith("--") or not name:
+            raise ConfigError(f"{argument!r} is not understood: settings are written --name value")
+        if name in _SWITCHES and equals:
+            raise ConfigError(f"{argument} takes no value: write --{name.replace('_', '-')}")
+        if equals:
+            yield name, value
+        elif name in _SWITCHES or not rest or rest[0].startswith("--"):
+            yield name, None
+        else:
+            yield name, rest.popleft()
+
+
+def _say(text: str) -> int:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return 0
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "(a checkout that is not installed)"
+
+
+def _check_owners() -> None:
+    """Refuse to run from a mixture: other distributions also install a package called `proxy`."""
+    owners = packages_distributions()
+    for package in ("proxy", "policies"):
+        if others := sorted(set(owners.get(package, ())) - {DISTRIBUTION}):
+            raise ConfigError(
+                f"the package {package!r} here is also that of {', '.join(others)}: "
+                f"install {DISTRIBUTION} in an environment of its own"
+            )
