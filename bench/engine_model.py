@@ -92,6 +92,8 @@ class EngineModel:
         self._running: list[_Sequence] = []
         self._sequences: dict[str, _Sequence] = {}
         self._step: _Step | None = None
+        self._free_at = float("-inf")
+        """When the last step ended: a request handed over late cannot start before it."""
         self._reserved = 0
         self._submitted = 0
 
@@ -135,7 +137,7 @@ class EngineModel:
         """When something will next happen by itself, or None if the replica is idle."""
         if self._step is not None:
             return self._step.end
-        return self._arriving[0][0] if self._arriving else None
+        return max(self._arriving[0][0], self._free_at) if self._arriving else None
 
     def advance(self, now: float) -> list[TokenEvent]:
         """Everything that happened up to and at `now`, in order."""
@@ -259,7 +261,7 @@ class EngineModel:
     def _finish(self, step: _Step, events: list[TokenEvent]) -> None:
         """The step is over: its tokens are out, whoever has all of them leaves."""
         self._step = None
-        at = step.end
+        at = self._free_at = step.end
         for sequence in step.decoding:
             if step.count > 1:
                 self._compute(sequence, step.count - 1)

@@ -1,0 +1,27 @@
+"""`python -m bench COMMAND ...`; a command's module is imported only when it is used."""
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "engine": "simulated replicas: OpenAI-compatible servers with a real block cache",
+    "load": "open-loop load over HTTP: latencies, hit rates, errors",
+    "simulate": "every policy on a workload or a trace, on a virtual clock",
+    "micro": "what the parts cost: keys, index, routing",
+    "demo": "the whole thing without a GPU, round robin against prefix_cost",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Hand over to a command's own `main`."""
+    if not argv or argv[0] not in COMMANDS:
+        print("usage: python -m bench COMMAND ...\n")
+        for name, what in COMMANDS.items():
+            print(f"  {name:<10} {what}")
+        return 0 if argv and argv[0] in {"-h", "--help"} else 2
+    command = import_module(f"bench.{argv[0]}")
+    return int(command.main(argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
