@@ -47,11 +47,11 @@ class Capacity:
         if used > self._lost:
             bound = max(newer / self._size, self._factor * DOWN, LEAST)
             self._factor = min(self._factor, bound)
-        self._lost = now
+        self._lost = max(self._lost, now)
 
     def lost(self, now: int) -> None:
         """The cache was emptied, by a restart or a flush: no evidence of its size."""
-        self._lost = now
+        self._lost = max(self._lost, now)
 
     def exceeded(self) -> None:
         """The engine still had a block that was dropped here for want of room."""

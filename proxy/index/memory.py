@@ -85,6 +85,8 @@ class MemoryIndex:
             before += min(hold.blocks, matched) if run is path[-1] else hold.blocks
             earlier.append((before, hold.tick))
         dropped = before < len(keys) and keys[before] in owner.cuts
+        if dropped:
+            del owner.cuts[keys[before]]
 
         if path and matched < len(path[-1].keys):
             run = path[-1]
@@ -198,23 +200,29 @@ class MemoryIndex:
             self._tree.cut(owner, hold, 0)
 
     def _missed(self, owner: _Replica, placement: Placement, used: int, found: int | None) -> None:
-        """The engine lacked a block last used at tick `used`; the one above it, at `found`, it had."""
-        older = 0
+        """The engine lacked a block last used at tick `used`; the one above it, at `found`, it had.
+
+        What was used since is counted up to the placement, which may be long ago: a little too low, as blocks
+        used again after it do not count. The bound on the capacity counts them: a little too high.
+        """
+        older = since = 0
         for hold in owner.oldest_first():
-            if hold.tick > used:
+            if hold.tick >= placement.tick:
                 break
-            older += hold.blocks
-        newer = owner.blocks - older
-        since = newer - len(placement.keys)
-        if since > 0 and since >= older:
-            owner.capacity.missed(used, newer, self._tick)
+            if hold.tick <= used:
+                older += hold.blocks
+            else:
+                since += hold.blocks
+        if since and since >= older:
+            owner.capacity.missed(used, since + len(placement.keys), placement.tick)
             self._drop(owner, used + 1)
+            self._evict(owner)
         elif found == used:
             pass  # the keys differ
         elif owner.suspected is None or used >= owner.suspected:
             owner.suspected = placement.tick
         else:
-            owner.capacity.lost(self._tick)
+            owner.capacity.lost(placement.tick)
             self._drop(owner, min(owner.suspected, placement.tick))
             owner.suspected = None
 
