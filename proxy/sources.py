@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
+from policies import registry
 from proxy.config import LATER, Settings
 from proxy.spec import ReplicaSpec, parse_json
 
@@ -149,6 +150,8 @@ def load(flags: Layer, variables: Layer, file: Layer | None = None) -> Loaded:
             nested.setdefault(group, {})[name] = value
         else:
             nested[path] = value
+    if faults := _policy_faults(values, origins):
+        raise ConfigError("\n".join(faults))
     try:
         return Loaded(Settings(**nested), origins)
     except ValidationError as error:
@@ -183,6 +186,24 @@ def is_secret(path: str) -> bool:
     return annotation is SecretStr or SecretStr in get_args(annotation)
 
 
+def _policy_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """What is wrong with the policy or one of its parameters, each under the name a person gave it."""
+    policy = values.get("policy", Settings.model_fields["policy"].default)
+    if policy not in registry.names():
+        match = get_close_matches(str(policy), registry.names(), n=1)
+        fix = f"did you mean {match[0]}?" if match else f"there are {', '.join(registry.names())}"
+        return [f"{origins['policy']} is {policy!r}: {fix}"]
+    faults: list[str] = []
+    for path, value in values.items():
+        group, dot, name = path.partition(".")
+        if dot and group == "policy_params":
+            try:
+                registry.create(policy, {name: value})
+            except ValueError as error:
+                faults.append(f"{origins[path]} is {value!r}: {error}")
+    return faults
+
+
 def _sentences(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
     """One sentence for each value at fault; the members of a union speak in one."""
     faults: dict[str, list[str]] = {}
@@ -190,6 +211,8 @@ def _sentences(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
         path, rest = _locate(fault["loc"])
         reason = re.sub(r"^(Value error, |(Input|String|Value) (?=should))", "", fault["msg"])
         reason = reason.partition(", unable to")[0]
+        if fault["type"].startswith("byte_size"):
+            reason = "should be a size, like 64MiB"
         if not path:
             faults[reason] = []
             continue
