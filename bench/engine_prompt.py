@@ -20,6 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from xxhash import xxh3_64_intdigest
 
+from bench.prompts import WORDS
+
 TOKENIZER = Path(__file__).parent / "data" / "tokenizer"
 """The small tokenizer that comes with the bench."""
 
@@ -179,22 +181,9 @@ def _cut_after(text: str, content: str) -> str:
 
 
 def _one_token_words(tokenizer: Tokenizer) -> list[tuple[str, int]]:
-    """Those of the answers' words that are one token each with a blank before them, wherever they stand.
+    """Those of the bench's words that are one token each with a blank before them, wherever they stand.
 
     An answer that comes back in the next turn's prompt then has the token ids that were generated.
     """
     vocabulary = tokenizer.get_vocab()
-    return [(f" {word}", vocabulary[f"Ġ{word}"]) for word in _WORDS if f"Ġ{word}" in vocabulary]
-
-
-_WORDS = tuple(
-    """about after all also and any are back because been before being between both but can change come could
-    course day different does down each end even every example fact find first for form from get give good great
-    group hand have help here high how idea into just keep kind know large last learn left less life like line
-    little long look made make many may mean more most much must name need never new next not now number off one
-    only open order other our out over own part people place plan play point problem process question read real
-    result right room same say school second see set show side small some something start state still study such
-    system take than that the their them then there these they thing think this those three through time turn two
-    under use very want was water way well what when where which while who why will with word work world would
-    write year you""".split()
-)
+    return [(f" {word}", vocabulary[f"Ġ{word}"]) for word in WORDS if f"Ġ{word}" in vocabulary]

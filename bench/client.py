@@ -1,0 +1,127 @@
+"""A streaming client for measuring: sends a prepared body, notes when tokens come, keeps no text.
+
+Never parses what it does not need: chunks are searched for a token and for the usage at the end, nothing is
+decoded. Times are the caller's clock, in seconds.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+CONNECT_TIMEOUT_S = 5.0
+IDLE_TIMEOUT_S = 300.0
+
+_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text)":"(?!")')
+_USAGE = b'"usage":{'
+
+
+class Usage(msgspec.Struct):
+    """What a replica said it read and wrote."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: dict[str, Any] | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """None if it did not say."""
+        cached = (self.prompt_tokens_details or {}).get("cached_tokens")
+        return cached if isinstance(cached, int) else None
+
+
+class _Chunk(msgspec.Struct):
+    usage: Usage | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """How one request went. Times are None where it did not get that far."""
+
+    status: int | None = None
+    error: str | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    end: float | None = None
+    usage: Usage | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Client:
+    """A pool of connections without a limit. Use as an async context manager."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=IDLE_TIMEOUT_S)
+        self.session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.session.close()
+
+    async def stream(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        """POST `body` and read the stream to its end. Failures are part of the reply, never raised."""
+        reply = Reply()
+        try:
+            async with self.session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                reply.status, reply.headers = response.status, response.headers
+                if response.status != 200:
+                    text = await response.text(errors="replace")
+                    reply.error = f"status {response.status}: {text[:200]}"
+                    return reply
+                await self._read(response, reply)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reply.error = f"{type(error).__name__}: {error}"
+        return reply
+
+    async def _read(self, response: aiohttp.ClientResponse, reply: Reply) -> None:
+        tail = b""
+        async for data in response.content.iter_any():
+            now = self._clock()
+            if _TOKEN.search(data):
+                if reply.first_token is None:
+                    reply.first_token = now
+                reply.last_token = now
+            tail = (tail + data)[-4096:]
+        reply.end = self._clock()
+        if b"[DONE]" not in tail:
+            reply.error = "the stream ended without [DONE]"
+        reply.usage = _last_usage(tail)
+        if reply.first_token is None and reply.error is None:
+            reply.error = "the stream had no token"
+
+
+def _last_usage(tail: bytes) -> Usage | None:
+    at = tail.rfind(_USAGE)
+    if at < 0:
+        return None
+    start = tail.rfind(b"data: ", 0, at)
+    end = tail.find(b"\n", at)
+    if start < 0 or end < 0:
+        return None
+    try:
+        return msgspec.json.decode(tail[start + 6 : end], type=_Chunk).usage
+    except msgspec.DecodeError:
+        return None
+
+
+async def until(condition: Callable[[], Any], *, timeout: float, what: str, every: float = 0.05) -> None:
+    """Poll an async condition until it holds; TimeoutError with `what` if it does not in time."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while not await condition():
+        if loop.time() > deadline:
+            raise TimeoutError(f"{what} within {timeout:g} s")
+        await asyncio.sleep(every)
