@@ -96,10 +96,12 @@ def _line(loaded: Loaded, path: str, value: Any) -> str:
 
 
 def _yaml(value: Any) -> str:
-    if isinstance(value, (list, dict)):
-        return json.dumps(value, ensure_ascii=False)  # YAML reads JSON, and it stays on one line
-    text: str = yaml.safe_dump(value, width=1 << 20, allow_unicode=True)
-    return text.removesuffix("...\n").rstrip("\n")
+    """Write a value on one line."""
+    if isinstance(value, str) and value.isprintable():
+        text: str = yaml.safe_dump(value, width=1 << 20, allow_unicode=True)
+        return text.removesuffix("...\n").rstrip("\n")
+    text = json.dumps(value, ensure_ascii=False)  # YAML reads JSON, but takes fewer characters as they are
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
 
 
 def _default(path: str, field: FieldInfo) -> str:

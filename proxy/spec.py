@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, StringConstraints, field_validator, model_validator
 
+_ADDRESS = re.compile(r"\s*https?://(?:[^@/]*@)?([\w.:\[\]-]+)(?:[/?#\s]|$)", re.ASCII)
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -41,8 +42,9 @@ class ReplicaSpec(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _name_by_address(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and value.get("name") is None and isinstance(value.get("url"), str):
-            return {**value, "name": _address(value["url"])}
+        if isinstance(value, Mapping) and value.get("name") is None:
+            address = _ADDRESS.match(str(value.get("url")))
+            return {**value, "name": address[1].lower() if address else "unnamed"}
         return value
 
     @field_validator("url")
@@ -89,11 +91,3 @@ def parse_replicas(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [{"url": item} if isinstance(item, str) else item for item in value]
     return value
-
-
-def _address(url: str) -> str:
-    """The host:port of a URL; what is not one is refused later, so any name will do."""
-    try:
-        return urlsplit(url.strip()).netloc.rpartition("@")[2].lower() or "unnamed"
-    except ValueError:
-        return "unnamed"
