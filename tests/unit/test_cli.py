@@ -96,7 +96,7 @@ def test_print_config_says_what_is_in_force_and_why(started, capsys, monkeypatch
     out = capsys.readouterr().out
     assert "hunter2" not in out
     lines = {line.split(":")[0]: line for line in out.splitlines()}
-    assert lines["port"].split("  ")[-1] == "# WARMROUTE_PORT"
+    assert lines["port"].endswith("  # WARMROUTE_PORT")
     assert lines["replicas"].endswith("# --replicas")
     assert lines["host"].endswith("# default")
     assert lines["# secret"].endswith("# made at this start")
