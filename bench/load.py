@@ -1,4 +1,4 @@
-"""Open-loop load over HTTP: `python -m bench load --url http://127.0.0.1:8080 --engines A,B --workload mixed`.
+"""Open-loop load over HTTP: `python -m bench load --url http://127.0.0.1:8080 --engines A,B --rate 8`.
 
 Requests go out when they are due, whether or not earlier ones were answered, and every latency counts from
 the time a request was *due*: a stalled server cannot slow its own examination. With several --url they take

@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bench.record import Record
 
@@ -83,7 +83,7 @@ def _ttft(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]]) -
     groups = _groups(content)
     colours = _colours(list(records))
     figure, axes = plt.subplots(
-        1, len(groups), figsize=(4.6 * len(groups) + 0.6, 3.6), sharey=True, squeeze=False
+        1, len(groups), figsize=(4.6 * len(groups) + 0.6, 3.6), sharex=True, sharey=True, squeeze=False
     )
     for axis, group in zip(axes[0], groups, strict=True):
         medians = {}
@@ -96,6 +96,7 @@ def _ttft(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]]) -
             medians[policy] = values[len(values) // 2]
             axis.plot(medians[policy], 0.5, "o", color=colours[policy], ms=6, zorder=3)
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter(FuncFormatter(_milliseconds))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(visible=True, which="major")
