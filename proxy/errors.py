@@ -64,6 +64,16 @@ class ExpectationFailed(ProxyError):
     status, type, code = 417, "invalid_request_error", "expectation_failed"
 
 
+class HeadersTooLarge(ProxyError):
+    """The request's header fields are over the limit."""
+
+    status, type, code = 431, "invalid_request_error", "headers_too_large"
+
+
+class InternalError(ProxyError):
+    """A fault of the proxy's own."""
+
+
 class UpstreamFailed(ProxyError):
     """The replica failed before it answered."""
 

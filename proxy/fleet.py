@@ -8,6 +8,7 @@ figure ever goes below zero; a replica that is gone is gone from every map here.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
+from typing import Any
 
 from policies import base
 from proxy.learning import PrefillRate
@@ -15,6 +16,9 @@ from proxy.learning import PrefillRate
 RECENT_SECONDS = 30.0
 """Time constant of `base.Replica.recent_tokens`."""
 TICK_SECONDS = 0.5
+USAGE_WITHOUT_CACHED = 20
+"""Replies in a row whose usage lacks cached tokens before a replica counts as not reporting them: SGLang
+leaves them out where they are 0."""
 
 
 @dataclass(slots=True)
@@ -25,6 +29,8 @@ class Description:
     """`vllm`, `sglang`, `llama_cpp`, or `openai` for anything else."""
     models: dict[str, str | None] = field(default_factory=dict)
     """Model name to its base model, None for a base model: an adapter names the model it extends."""
+    cards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Model name to its entry in /v1/models."""
     root: str | None = None
     """Where the engine loaded the base model from: a directory or a hub id."""
     block_size: int | None = None
@@ -33,12 +39,14 @@ class Description:
     max_seqs: int | None = None
     started_at: float | None = None
     """Unix time; changes when the process restarts."""
+    caches: bool = True
+    """False if the engine says that it keeps no prefixes."""
 
 
 class Replica:
     """A replica, its state, and the view of it that policies see."""
 
-    __slots__ = ("description", "pending", "prefill", "reports_cached", "up", "url", "view")
+    __slots__ = ("_without", "description", "pending", "prefill", "reports_cached", "up", "url", "view")
 
     def __init__(self, name: str, url: str, description: Description) -> None:
         self.url = url
@@ -48,12 +56,22 @@ class Replica:
         self.prefill = PrefillRate()
         self.reports_cached: bool | None = None
         """Whether its usage tells cached tokens; None until a reply has shown it."""
+        self._without = 0
         self.pending: set[Reservation] = set()
 
     @property
     def name(self) -> str:
         """The name in settings, headers and metrics."""
         return self.view.name
+
+    def saw_usage(self, *, cached: bool) -> None:
+        """A reply told usage, with or without cached tokens: many without, and never one with, say no."""
+        if cached:
+            self.reports_cached, self._without = True, 0
+        elif self.reports_cached is None:
+            self._without += 1
+            if self._without >= USAGE_WITHOUT_CACHED:
+                self.reports_cached = False
 
     @property
     def shares_in_flight(self) -> bool:
@@ -155,16 +173,19 @@ class Fleet:
         """Forget what was learned about a process that is gone."""
         replica = self.replicas[name]
         replica.prefill = PrefillRate()
-        replica.reports_cached = None
+        replica.reports_cached, replica._without = None, 0  # noqa: SLF001 - the fleet owns its replicas
         replica.view.recent_tokens = 0.0
         replica.view.kv_usage = None
 
     def candidates(self, model: str) -> list[base.Replica]:
-        """The replicas that may take a request for `model` now, in a stable order. Not to be changed."""
+        """The replicas that may take a request for `model` now, in a stable order; any model if empty.
+
+        The list is not to be changed.
+        """
         found = self._serving.get(model)
         if found is None:
             replicas = sorted(self.replicas.values(), key=lambda replica: replica.name)
-            found = [r.view for r in replicas if r.up and model in r.description.models]
+            found = [r.view for r in replicas if r.up and (not model or model in r.description.models)]
             if found:  # names that nobody serves come from clients and must not grow this map
                 self._serving[model] = found
         return found

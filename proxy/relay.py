@@ -67,6 +67,7 @@ class Relay:
         "_chunks",
         "_client",
         "_connection",
+        "_ended",
         "_filter",
         "_head",
         "_hide_usage",
@@ -115,6 +116,7 @@ class Relay:
         self._no_body = is_head
         self._http10 = http10
         self._hide_usage = hide_usage
+        self._ended = False
         self._head = b""
         self._chunks: ChunkedBody | None = None
         self._left: int | None = None
@@ -142,22 +144,25 @@ class Relay:
         if self._client.writing_paused:
             self.pause()
 
+    def age(self) -> float:
+        """Seconds since the request was sent."""
+        return self._loop.time() - self._started
+
     def abandon(self) -> None:
         """The client is gone: close the replica's connection, so that it stops computing."""
-        if not self.done.done():
+        if not self._ended:
             self._stop()
             self._connection.abort()
-            self.done.cancel()
 
     def pause(self) -> None:
         """The client's send buffer is full."""
-        if not self.done.done() and not self._connection.transport.is_closing():
+        if not self._ended and not self._connection.transport.is_closing():
             self._paused_at = self._loop.time()
             self._connection.transport.pause_reading()
 
     def resume(self) -> None:
         """The client reads again."""
-        if self._paused_at is not None and not self.done.done():
+        if self._paused_at is not None and not self._ended:
             self._paused_at = None
             self._last_read = self._loop.time()
             if not self._connection.transport.is_closing():
@@ -165,7 +170,7 @@ class Relay:
 
     def check(self, now: float) -> None:
         """End the exchange if it has been silent for too long; called every so often."""
-        if self.done.done():
+        if self._ended:
             return
         if self._paused_at is not None:
             if now - self._paused_at > self._limits.idle:
@@ -192,7 +197,7 @@ class Relay:
 
     def lost(self, exc: Exception | None) -> None:
         """The replica's connection is gone."""
-        if self.done.done():
+        if self._ended:
             return
         if self.head is not None and self._chunks is None and self._left is None and exc is None:
             self._end_body()
@@ -287,7 +292,7 @@ class Relay:
 
     def _release_held(self) -> None:
         self._timer = None
-        if self._filter is not None and self._filter.holding and not self.done.done():
+        if self._filter is not None and self._filter.holding and not self._ended:
             self._write(self._encode(self._filter.release()))
 
     def _encode(self, payload: bytes) -> bytes:
@@ -320,6 +325,7 @@ class Relay:
             self.done.set_result(ending)
 
     def _stop(self) -> None:
+        self._ended = True
         self._client.relay = None
         if self._timer is not None:
             self._timer.cancel()

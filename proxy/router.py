@@ -4,6 +4,8 @@ Synchronous and without I/O, so the simulator routes with the same code. A `Leas
 however its request ends, and nothing else gives back what `route` took.
 """
 
+from __future__ import annotations  # array[int] is no class before Python 3.12
+
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -107,7 +109,7 @@ class Lease:
                 round(reported / request.block_tokens),
             )
         if held is not None and len(held) > len(request.keys):
-            self._index.predict(self.replica.name, held)
+            self._index.predict(self.replica.name, held, after=placement)
 
 
 class Router:

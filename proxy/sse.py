@@ -33,6 +33,9 @@ class Usage:
     completion: int | None = None
 
 
+_NOTHING = frozenset((b"null", b"[]", b'""'))
+
+
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
@@ -54,8 +57,21 @@ class _Meta(msgspec.Struct):
     completion_tokens: int | None = None
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _Text(msgspec.Struct):
     content: str | None = None
+    tool_calls: msgspec.Raw = _NULL
+    reasoning: msgspec.Raw = _NULL
+    reasoning_content: msgspec.Raw = _NULL
+
+    @property
+    def plain(self) -> bool:
+        """Whether `content` is all that was generated."""
+        return all(
+            bytes(part) in _NOTHING for part in (self.tool_calls, self.reasoning, self.reasoning_content)
+        )
 
 
 class _Choice(msgspec.Struct):
@@ -75,14 +91,14 @@ class _Event(msgspec.Struct):
     response: _Nested | None = None
     message: _Nested | None = None
     meta_info: _Meta | None = None
-    error: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = _NULL
 
 
 class _Lean(msgspec.Struct):
     """An event whose choices have a shape that is not understood; its usage may still be."""
 
     usage: _Usage | None = None
-    error: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = _NULL
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -206,6 +222,9 @@ class Tap:
             if choice.index != 0:
                 continue
             body = choice.delta or choice.message
+            if body is not None and not body.plain:
+                self._text = None
+                return
             piece = body.content if body is not None else choice.text
             if piece:
                 self._text.append(piece)

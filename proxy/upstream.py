@@ -84,9 +84,8 @@ class Pool:
         self.tls = ssl.create_default_context() if parts.scheme == "https" else None
         self.hostname = parts.hostname or ""
         self.port = parts.port or (443 if self.tls else 80)
-        self.host = parts.netloc.rpartition("@")[2].encode("ascii")
+        self.host = parts.netloc.encode("ascii")
         """For the Host field."""
-        self.base_path = parts.path.rstrip("/").encode("ascii")
         self.opened: set[UpstreamConnection] = set()
         self._idle: deque[UpstreamConnection] = deque()
         self._connect_seconds = connect_seconds

@@ -1,0 +1,140 @@
+"""What an operator may see and do at run time, under /admin.
+
+Open only to whoever shows the admin token, or, where none is set, to callers on this machine of a proxy that
+listens on loopback alone. Never reached by what a client sends to a model.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from proxy import bodies
+from proxy.config import Settings
+from proxy.errors import MethodNotAllowed, NotFound, Unauthorized, UpstreamFailed
+from proxy.fleet import Fleet, Replica
+from proxy.index.base import PrefixIndex
+from proxy.pools import Pools
+
+ENGINE_SECONDS = 60.0
+_ENGINE_HEADERS = ("content-type",)
+
+
+class Admin:
+    """The /admin endpoints."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        index: PrefixIndex,
+        pools: Pools,
+        http: aiohttp.ClientSession,
+    ) -> None:
+        token = settings.admin_token
+        self._token = None if token is None else token.get_secret_value().encode()
+        self._loopback = _is_loopback(settings.host)
+        self._settings = settings
+        self._fleet = fleet
+        self._index = index
+        self._pools = pools
+        self._http = http
+        self._paths: dict[tuple[str, str], Callable[[], Awaitable[web.Response]]] = {
+            ("GET", "/admin/replicas"): self._replicas,
+            ("POST", "/admin/flush"): self._flush,
+            ("GET", "/admin/policy"): self._policy,
+        }
+
+    async def handle(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Answer one request under /admin. Raises ProxyError."""
+        self._authorize(request)
+        act = self._paths.get((request.method, path))
+        if act is not None:
+            return await act()
+        if any(known == path for _, known in self._paths):
+            raise MethodNotAllowed(f"{path} does not take {request.method}")
+        name, slash, rest = path.removeprefix("/admin/replicas/").partition("/")
+        replica = self._fleet.replicas.get(name)
+        if not path.startswith("/admin/replicas/") or not slash or replica is None:
+            raise NotFound("nothing is served here; /admin/replicas lists the replicas")
+        return await self._engine(request, replica, rest)
+
+    def _authorize(self, request: web.BaseRequest) -> None:
+        if self._token is None:
+            if self._loopback:
+                return
+            raise Unauthorized("/admin is closed: set WARMROUTE_ADMIN_TOKEN, or listen on loopback only")
+        scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode(), self._token):
+            raise Unauthorized("/admin needs the header Authorization: Bearer <WARMROUTE_ADMIN_TOKEN>")
+
+    async def _replicas(self) -> web.Response:
+        return _json({"replicas": [self._state(replica) for replica in self._fleet.replicas.values()]})
+
+    def _state(self, replica: Replica) -> dict[str, object]:
+        view, description = replica.view, replica.description
+        return {
+            "name": replica.name,
+            "url": replica.url,
+            "up": replica.up,
+            "engine": description.engine,
+            "models": sorted(description.models),
+            "block_size": description.block_size,
+            "cache_blocks": description.cache_blocks,
+            "index_mode": self._pools.index_mode(replica),
+            "index_blocks": self._index.blocks(replica.name),
+            "index_capacity": self._index.capacity(replica.name),
+            "in_flight": view.in_flight,
+            "running": view.running,
+            "queued_tokens": view.queued_tokens,
+            "prefill_tokens_per_second": round(view.prefill_rate, 1),
+            "base_ttft_seconds": round(view.base_ttft, 4),
+            "kv_usage": view.kv_usage,
+            "reports_cached_tokens": replica.reports_cached,
+        }
+
+    async def _flush(self) -> web.Response:
+        """Forget what every replica holds; what engines hold stays."""
+        for name in self._fleet.replicas:
+            self._pools.forget(name)
+        return _json({"flushed": sorted(self._fleet.replicas)})
+
+    async def _policy(self) -> web.Response:
+        return _json({"policy": self._settings.policy, "params": self._settings.policy_params})
+
+    async def _engine(self, request: web.BaseRequest, replica: Replica, rest: str) -> web.Response:
+        """Pass a call that controls the engine to it, with the proxy's own key."""
+        body = await bodies.read(request, int(self._settings.limits.body_bytes))
+        _, _, query = request.raw_path.partition("?")
+        url = f"{replica.url}/{rest}" + (f"?{query}" if query else "")
+        headers = {name: request.headers[name] for name in _ENGINE_HEADERS if name in request.headers}
+        try:
+            async with self._http.request(
+                request.method,
+                url,
+                data=body or None,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=ENGINE_SECONDS),
+            ) as reply:
+                content = await reply.read()
+                kind = reply.headers.get("Content-Type", "application/octet-stream")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise UpstreamFailed(f"replica {replica.name} did not answer ({type(error).__name__})") from error
+        if reply.ok and request.method == "POST" and rest in ("reset_prefix_cache", "flush_cache", "sleep"):
+            self._pools.forget(replica.name)
+        return web.Response(status=reply.status, body=content, headers={"Content-Type": kind})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

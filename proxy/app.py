@@ -1,0 +1,201 @@
+"""The composition root: builds each piece once, starts it, and takes it down in order."""
+
+import asyncio
+import gc
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import uvloop
+
+from policies import registry
+from proxy import logs, probes
+from proxy.admin import Admin
+from proxy.config import Settings
+from proxy.connection import HttpServer
+from proxy.dispatch import Dispatcher
+from proxy.engine_tokens import EngineTokens
+from proxy.exchange import Exchanges
+from proxy.fleet import Fleet
+from proxy.index.memory import MemoryIndex
+from proxy.logs import RequestLog, logger
+from proxy.metrics import Metrics
+from proxy.pools import Pools
+from proxy.probes import Probes
+from proxy.router import Router
+from proxy.server import Server
+from proxy.tasks import Tasks
+from proxy.upstream import Pool
+
+START_SECONDS = 15.0
+"""How long a start waits for replicas to say what they are and for tokenizers to load."""
+SWITCH_SECONDS = 0.0005
+"""How long a thread that tokenises may hold the interpreter before the event loop gets its turn."""
+BACKLOG = 2048
+
+
+class Proxy:
+    """One proxy process, as an async context manager: it serves from enter to exit."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        loop = asyncio.get_running_loop()
+        self.fleet = Fleet(loop.time)
+        self.index = MemoryIndex()
+        self.metrics = Metrics(self.fleet, self.index)
+        self._tasks = Tasks()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokens")
+        self._http = probes.session(settings)
+        self._upstreams: dict[str, Pool] = {}
+        tokens = EngineTokens(self._http, self.fleet, seconds=settings.tokenizer_budget_ms / 1000)
+        self.pools = Pools(settings, self.fleet, self.index, self.metrics, tokens, self._tasks)
+        self._probes = Probes(
+            settings,
+            self.fleet,
+            self._http,
+            self._tasks,
+            described=self.pools.described,
+            restarted=self._restarted,
+        )
+        policy = registry.create(settings.policy, settings.policy_params)
+        by_policy = Router(self.fleet, self.index, policy, Random())
+        by_load = Router(self.fleet, self.index, registry.create("least_load", {}), Random())
+        self._dispatcher = Dispatcher(
+            settings, self.fleet, self._upstreams, self.metrics, self.pools, self._probes.refused
+        )
+        exchanges = Exchanges(
+            settings,
+            self.pools,
+            by_policy,
+            by_load,
+            self._dispatcher,
+            self.metrics,
+            RequestLog(json=settings.log_format == "json"),
+            self._executor,
+        )
+        admin = Admin(settings, self.fleet, self.index, self.pools, self._http)
+        self._server = Server(settings, self.fleet, self.pools, exchanges, self.metrics, admin)
+        self._http_server = HttpServer(
+            self._server.handle,
+            header_bytes=int(settings.limits.header_bytes),
+            keepalive_seconds=settings.timeouts.client_keepalive,
+        )
+        self._listener: asyncio.Server | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        assert self._listener is not None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host = self._settings.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        settings, timeouts = self._settings, self._settings.timeouts
+        sys.setswitchinterval(SWITCH_SECONDS)
+        for spec in settings.replicas:
+            self.fleet.add(spec.name, spec.url)
+            self._upstreams[spec.name] = Pool(
+                spec.url,
+                connect_seconds=timeouts.connect,
+                keepalive_seconds=timeouts.keepalive,
+                size=settings.limits.pool_size,
+            )
+            self._probes.watch(spec)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._probes.first_round()
+                await self.pools.settled()
+        except TimeoutError:
+            logger.warning("starting although not every replica has answered: /ready tells")
+        self._tasks.every("sweep", min(1.0, timeouts.idle / 4, timeouts.first_byte / 4), self._sweep)
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            self._http_server, settings.host, settings.port, backlog=BACKLOG
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(grace=0.0)
+
+    async def close(self, *, grace: float) -> None:
+        """Stop taking requests, give those in flight `grace` seconds, then end them."""
+        self._server.draining = True
+        if self._listener is not None:
+            self._listener.close()
+        try:
+            async with asyncio.timeout(grace):
+                await self._dispatcher.idle.wait()
+        except TimeoutError:
+            pass
+        await self._http_server.shutdown(0.1)
+        await self._tasks.close()
+        for pool in self._upstreams.values():
+            pool.close()
+        await self._http.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def drain(self, *, seconds: float) -> None:
+        """Say at /ready that no more requests should come, while they are still served."""
+        self._server.draining = True
+        await asyncio.sleep(seconds)
+
+    def _restarted(self, name: str) -> None:
+        self.pools.forget(name)
+        self.fleet.restarted(name)
+
+    def _sweep(self) -> None:
+        self._dispatcher.sweep()
+        for pool in self._upstreams.values():
+            pool.sweep()
+
+
+async def _serve(settings: Settings) -> int:
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    proxy = Proxy(settings)
+    try:
+        await proxy.__aenter__()
+    except OSError as error:
+        logger.error(
+            "cannot listen on %s:%d (%s): choose another WARMROUTE_PORT", settings.host, settings.port, error
+        )
+        await proxy.close(grace=0.0)
+        return 1
+    print(f"listening on {proxy.url}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever started it
+    gc.collect()
+    gc.freeze()  # what was built at the start lives as long as the process
+    await first.wait()
+    logger.info(
+        "stopping: requests in flight have %g seconds; a second signal ends them", settings.shutdown_grace
+    )
+    closing = asyncio.ensure_future(proxy.close(grace=settings.shutdown_grace))
+    at_once = asyncio.ensure_future(second.wait())
+    await asyncio.wait((closing, at_once), return_when=asyncio.FIRST_COMPLETED)
+    at_once.cancel()
+    if not closing.done():
+        closing.cancel()
+        return 1
+    return 0
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; the process's exit status."""
+    logs.configure(json=settings.log_format == "json", level=settings.log_level)
+    return uvloop.run(_serve(settings))

@@ -1,0 +1,275 @@
+"""The path of one request: read, understood, keyed, sent, told.
+
+Owns nothing that outlives the request but the sketch of recent traffic. Whatever a client sends is answered
+in OpenAI's shape or passed on; no exception's text ever reaches it.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Coroutine
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+import xxhash
+from aiohttp import web
+
+from proxy import bodies
+from proxy.config import Settings
+from proxy.connection import RELAYED_LAST, answer
+from proxy.dispatch import Dispatcher, Work
+from proxy.errors import ClientGone, InternalError, ProxyError
+from proxy.http1 import forwardable
+from proxy.logs import RequestLog, logger
+from proxy.metrics import Metrics
+from proxy.pools import ModelPool, Pools
+from proxy.prompt.keyer import Keying
+from proxy.prompt.parse import Endpoint, Parsed, parse, splice_model
+from proxy.record import Record
+from proxy.router import Router, RouteRequest
+from proxy.traffic import OTHER, Seen
+
+INLINE_CHARACTERS = 8192
+"""A cold prompt up to this long is tokenised on the spot: a thread costs as much."""
+PRIORITIES = frozenset(("interactive", "standard", "batch"))
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_AUTHORIZATION = frozenset((b"authorization",))
+_CODING = frozenset((b"content-encoding",))
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+def _model_of(body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+class Exchanges:
+    """Carries requests from clients to replicas."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pools: Pools,
+        by_policy: Router,
+        by_load: Router,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        log: RequestLog,
+        executor: Executor,
+    ) -> None:
+        self._pools = pools
+        self._by_policy = by_policy
+        self._by_load = by_load
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._log = log
+        self._executor = executor
+        self._loop = asyncio.get_running_loop()
+        self._groups = frozenset(settings.groups)
+        self._policy = settings.policy
+        self._seen = Seen()
+        self._body_limit = int(settings.limits.body_bytes)
+        self._budget_seconds = settings.tokenizer_budget_ms / 1000
+        self._ask_usage = settings.stream_usage == "auto"
+        self._own_auth: list[tuple[bytes, bytes]] = []
+        self._drop: frozenset[bytes] = frozenset()
+        if settings.replace_auth and settings.upstream_api_key is not None:
+            key = settings.upstream_api_key.get_secret_value().encode()
+            self._own_auth = [(b"Authorization", b"Bearer " + key)]
+            self._drop = _AUTHORIZATION
+
+    async def generate(self, request: web.BaseRequest, endpoint: Endpoint, target: str) -> web.StreamResponse:
+        """Answer a request whose prompt decides where it goes."""
+        record = self._record(request, endpoint.value)
+        return await self._told(record, self._generate(request, endpoint, target, record))
+
+    async def passthrough(self, request: web.BaseRequest, target: str) -> web.StreamResponse:
+        """Answer a request that any replica of its model may take: the least loaded one does."""
+        record = self._record(request, "passthrough")
+        return await self._told(record, self._passthrough(request, target, record))
+
+    def _record(self, request: web.BaseRequest, endpoint: str) -> Record:
+        given = request.headers.get("X-Request-Id", "")
+        id_ = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+        record = Record(id_, endpoint, self._loop.time())
+        priority = request.headers.get("X-Warmroute-Priority", "").strip().lower()
+        if priority in PRIORITIES:
+            record.priority = priority
+        return record
+
+    async def _told(
+        self, record: Record, work: Coroutine[Any, Any, web.StreamResponse]
+    ) -> web.StreamResponse:
+        """Do the work, turn what it raises into an answer, and tell the request once it has ended."""
+        try:
+            return await work
+        except ProxyError as error:
+            record.status, record.reason = error.status, error.code
+            if record.outcome == "ok":
+                record.outcome = "rejected"
+            return self._answer(error, record)
+        except ClientGone:
+            record.outcome, record.status = "client_closed", record.status or 499
+            return RELAYED_LAST
+        except asyncio.CancelledError:
+            record.outcome, record.status = "client_closed", record.status or 499
+            raise
+        except Exception:  # noqa: BLE001 - the last resort of a request
+            logger.exception("request %s failed in the proxy", record.id)
+            record.status, record.outcome, record.reason = 500, "rejected", "internal_error"
+            return self._answer(InternalError("the proxy failed; its log says why"), record)
+        finally:
+            record.e2e = self._loop.time() - record.started
+            self._metrics.book(record)
+            self._log.write(record)
+
+    def _answer(self, error: ProxyError, record: Record) -> web.StreamResponse:
+        response = answer(error)
+        response.headers["x-request-id"] = record.id
+        if record.attempts:
+            response.headers["x-warmroute-attempts"] = str(record.attempts)
+        return response
+
+    async def _generate(
+        self, request: web.BaseRequest, endpoint: Endpoint, target: str, record: Record
+    ) -> web.StreamResponse:
+        body = await bodies.read(request, self._body_limit)
+        coding = request.headers.get("Content-Encoding")
+        plain = body if coding is None else bodies.inflate(body, coding, self._body_limit)
+        if plain is None:  # a coding that is not read here: the engine may know it
+            self._metrics.load_only.labels("content_encoding").inc()
+            model = self._pools.resolve(None)
+            record.model = model.name
+            route = RouteRequest(model.name)
+            return await self._send(request, record, route, self._by_load, target, body)
+        parsed = parse(endpoint, plain)
+        model = self._pools.resolve(parsed.model)
+        record.model = model.name
+        record.stream = parsed.stream
+        drop = self._drop
+        if model.alias:
+            body = splice_model(plain, model.name)
+            if coding is not None:  # the rewritten body goes as it is
+                drop |= _CODING
+        parsed.lora = model.lora
+        route = RouteRequest(
+            model.name,
+            session=_session(request),
+            sequences=parsed.sequences,
+            stream=parsed.stream,
+            cache_read=parsed.cache_read,
+        )
+        keying = None
+        if parsed.prompt is None:
+            self._metrics.load_only.labels("prompt").inc()
+        elif model.pool.keyer is None:
+            self._metrics.load_only.labels("tokenizer").inc()
+        else:
+            keying = await self._key(endpoint, plain, parsed, model.pool)
+            if keying is not None:
+                route.keys = keying.keys
+                route.tokens = keying.tokens
+                route.block_tokens = model.pool.block_tokens(keying)
+                route.affinity = keying.affinity
+        record.group = self._group(request, route)
+        record.prompt_tokens = route.tokens
+        ask_usage = self._ask_usage and parsed.usage_splice and (coding is None or model.alias)
+        return await self._send(
+            request,
+            record,
+            route,
+            self._by_policy,
+            target,
+            body,
+            drop=drop,
+            keying=keying,
+            pool=model.pool,
+            ask_usage=ask_usage,
+        )
+
+    async def _passthrough(self, request: web.BaseRequest, target: str, record: Record) -> web.StreamResponse:
+        body = await bodies.read(request, self._body_limit)
+        name = ""
+        if body and request.content_type == "application/json" and (asked := _model_of(body)) is not None:
+            model = self._pools.resolve(asked)
+            name = record.model = model.name
+            if model.alias:
+                body = splice_model(body, name)
+        return await self._send(request, record, RouteRequest(name), self._by_load, target, body)
+
+    async def _send(
+        self,
+        request: web.BaseRequest,
+        record: Record,
+        route: RouteRequest,
+        router: Router,
+        target: str,
+        body: bytes,
+        *,
+        drop: frozenset[bytes] | None = None,
+        **more: Any,
+    ) -> web.StreamResponse:
+        record.policy = self._policy if router is self._by_policy else "least_load"
+        fields = forwardable(request.raw_headers, self._drop if drop is None else drop)
+        fields += self._own_auth
+        if "X-Request-Id" not in request.headers:
+            fields.append((b"X-Request-Id", record.id.encode()))
+        has_body = bool(body) or request.method in ("POST", "PUT", "PATCH")
+        work = Work(
+            request,
+            record,
+            route,
+            router,
+            target.encode("utf-8", "surrogateescape"),
+            fields,
+            body,
+            has_body,
+            **more,
+        )
+        return await self._dispatcher.send(work)
+
+    async def _key(self, endpoint: Endpoint, body: bytes, parsed: Parsed, pool: ModelPool) -> Keying | None:
+        """The keys of a prompt; None, and counted, if it has none."""
+        if not await pool.ask_engine(endpoint, body, parsed):
+            self._metrics.load_only.labels("engine_tokenize").inc()
+            return None
+        assert pool.keyer is not None
+        keying = pool.keyer.begin(parsed)
+        if not keying.is_understood:
+            self._metrics.load_only.labels("template").inc()
+            return None
+        if not keying.done:
+            await self._finish_keys(keying)
+        return keying
+
+    async def _finish_keys(self, keying: Keying) -> None:
+        """Key the rest of a prompt; what the budget does not allow for stays without keys."""
+        if keying.pending <= INLINE_CHARACTERS:
+            keying.run()
+            return
+        future = self._loop.run_in_executor(self._executor, keying.run)
+        done, _ = await asyncio.wait((future,), timeout=self._budget_seconds)
+        if done:
+            future.result()
+        else:
+            future.cancel()  # unless it runs already: then the next prompt like this one is warm
+            self._metrics.over_budget.inc()
+
+    def _group(self, request: web.BaseRequest, route: RouteRequest) -> str:
+        classed = self._seen.group(route.keys, route.block_tokens)
+        named = request.headers.get("X-Warmroute-Group")
+        if named is None:
+            return classed
+        return named if named in self._groups else OTHER
+
+
+def _session(request: web.BaseRequest) -> str | None:
+    """The client's affinity key, as a hash: whatever bytes it is of, it is bounded and safe to compare."""
+    given = request.headers.get("X-Session-Id")
+    return xxhash.xxh3_64_hexdigest(given.encode("utf-8", "surrogateescape")) if given else None

@@ -1,0 +1,153 @@
+"""Asks each replica how it is, every few seconds, and tells the fleet.
+
+The proxy's own calls carry its own key, keep no cookies and follow no redirects. A replica is down after a
+few misses in a row, since a busy engine answers late; a refused connection is down at once. What the index
+knows of a replica outlives a pause and ends with its process.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+
+from proxy import describe
+from proxy.config import Settings
+from proxy.fleet import Description, Fleet
+from proxy.logs import logger
+from proxy.spec import ReplicaSpec
+from proxy.tasks import Tasks
+
+
+def session(settings: Settings) -> aiohttp.ClientSession:
+    """The client for the proxy's own calls."""
+    key = settings.upstream_api_key
+    return aiohttp.ClientSession(
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"},
+        timeout=aiohttp.ClientTimeout(total=settings.probes.timeout),
+    )
+
+
+class Probes:
+    """Watches the replicas."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        http: aiohttp.ClientSession,
+        tasks: Tasks,
+        *,
+        described: Callable[[str], None],
+        restarted: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._http = http
+        self._tasks = tasks
+        self._described = described
+        """Told when a replica has said what it is, before it takes traffic."""
+        self._restarted = restarted
+        """Told when a replica's process is another one than before."""
+        self._misses: dict[str, int] = {}
+        self._hits: dict[str, int] = {}
+        self._first: dict[str, asyncio.Event] = {}
+
+    def watch(self, spec: ReplicaSpec) -> None:
+        """Begin to watch a replica."""
+        first = self._first[spec.name] = asyncio.Event()
+
+        async def step() -> None:
+            try:
+                await self._probe(spec)
+            finally:
+                first.set()
+
+        self._tasks.every(f"probe of {spec.name}", self._settings.probes.interval, step)
+
+    async def first_round(self) -> None:
+        """Wait until each replica has been asked once."""
+        await asyncio.gather(*(event.wait() for event in self._first.values()))
+
+    def refused(self, name: str) -> None:
+        """A request found nobody listening."""
+        self._hits[name] = 0
+        if self._fleet.mark(name, up=False):
+            logger.warning("replica %s refuses connections: out of rotation until it answers /health", name)
+
+    async def _probe(self, spec: ReplicaSpec) -> None:
+        replica = self._fleet.replicas.get(spec.name)
+        if replica is None:
+            return
+        try:
+            async with self._get(spec, "/health") as response:
+                alive = response.status < 500
+            if alive:
+                await self._look(spec)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            alive = False
+            logger.debug("probe of %s: %r", spec.name, error)
+            if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+                error.os_error, ConnectionRefusedError
+            ):
+                self.refused(spec.name)
+        self._count(spec.name, alive=alive)
+
+    def _count(self, name: str, *, alive: bool) -> None:
+        self._hits[name] = self._hits.get(name, 0) + 1 if alive else 0
+        self._misses[name] = 0 if alive else self._misses.get(name, 0) + 1
+        probes = self._settings.probes
+        if alive and self._hits[name] >= probes.recoveries and self._fleet.mark(name, up=True):
+            logger.info("replica %s is up", name)
+        elif self._misses[name] >= probes.misses and self._fleet.mark(name, up=False):
+            logger.warning("replica %s is down: %d probes in a row failed", name, self._misses[name])
+
+    async def _look(self, spec: ReplicaSpec) -> None:
+        """See whether it is the process that it was, and how full its cache is."""
+        replica = self._fleet.replicas[spec.name]
+        page = await self._text(spec, "/metrics")
+        if page is not None:
+            replica.view.kv_usage = describe.kv_usage(page)
+        started = None if page is None else describe.started_at(page)
+        known = replica.description
+        if known.models and (started is None or started == known.started_at):
+            return
+        if known.models and known.started_at is not None:
+            logger.warning("replica %s has restarted: its cache is forgotten", spec.name)
+            self._restarted(spec.name)
+        description = await self._describe(spec, page)
+        self._fleet.describe(spec.name, description)
+        self._described(spec.name)
+
+    async def _describe(self, spec: ReplicaSpec, page: str | None) -> Description:
+        async with self._get(spec, "/v1/models") as response:
+            if response.status == 200:
+                server = response.headers.get("Server", "")
+                description = describe.read_models(await response.read(), server)
+            elif spec.model is not None:
+                description = Description()
+            else:
+                raise ValueError(
+                    f"/v1/models answered {response.status}; give the replica's model in the settings"
+                )
+        if spec.engine is not None:
+            description.engine = spec.engine
+        if page is not None:
+            describe.read_metrics(page, description)
+        if description.engine == "sglang" and (told := await self._text(spec, "/server_info")) is not None:
+            describe.read_server_info(told.encode(), description)
+        if description.engine == "llama_cpp" and (told := await self._text(spec, "/props")) is not None:
+            describe.read_props(told.encode(), description)
+        if spec.model is not None:
+            description.models = {spec.model: None, **description.models}
+        description.block_size = spec.block_size or description.block_size
+        description.cache_blocks = spec.capacity or description.cache_blocks
+        description.max_seqs = spec.max_seqs or description.max_seqs
+        return description
+
+    def _get(self, spec: ReplicaSpec, path: str) -> "aiohttp.client._RequestContextManager":
+        return self._http.get(spec.url + path, allow_redirects=False)
+
+    async def _text(self, spec: ReplicaSpec, path: str) -> str | None:
+        async with self._get(spec, path) as response:
+            return await response.text(errors="replace") if response.status == 200 else None

@@ -1,0 +1,116 @@
+"""What is served at which path: the routed endpoints, what passes through, and what the proxy answers itself.
+
+What controls an engine is never passed on for a client; `/admin` is for that.
+"""
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+
+from proxy.admin import Admin
+from proxy.config import Settings
+from proxy.connection import answer
+from proxy.errors import MethodNotAllowed, NotFound, ProxyError
+from proxy.exchange import Exchanges
+from proxy.fleet import Fleet
+from proxy.metrics import Metrics
+from proxy.pools import Pools
+from proxy.prompt.parse import Endpoint
+
+PASSED = frozenset(("/tokenize", "/detokenize"))
+CONTROL = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Server:
+    """The table of paths."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        pools: Pools,
+        exchanges: Exchanges,
+        metrics: Metrics,
+        admin: Admin,
+    ) -> None:
+        self._fleet = fleet
+        self._pools = pools
+        self._exchanges = exchanges
+        self._metrics = metrics
+        self._admin = admin
+        self._passed = PASSED | frozenset(settings.passthrough)
+        self.draining = False
+        self._local: dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics_page,
+            "/v1/models": self._models,
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        target = request.raw_path
+        if not target.startswith("/"):  # absolute form: the authority is this proxy's, whatever it says
+            target = request.rel_url.raw_path_qs
+        path = target.partition("?")[0]
+        endpoint = _ENDPOINTS.get(path)
+        if endpoint is not None:
+            if request.method != "POST":
+                return answer(MethodNotAllowed(f"{path} takes POST"))
+            return await self._exchanges.generate(request, endpoint, target)
+        local = self._local.get(path)
+        try:
+            if local is not None:
+                if request.method not in ("GET", "HEAD"):
+                    raise MethodNotAllowed(f"{path} takes GET")
+                return await local(request)
+            if path.startswith("/admin/"):
+                return await self._admin.handle(request, path)
+        except ProxyError as error:
+            return answer(error)
+        if self._may_pass(path):
+            return await self._exchanges.passthrough(request, target)
+        return answer(
+            NotFound(f"nothing is served here; WARMROUTE_PASSTHROUGH={path} would pass it on"[:200])
+        )
+
+    def _may_pass(self, path: str) -> bool:
+        if path in self._passed:
+            return True
+        plain = unquote(path)
+        if any(part in ("", ".", "..") for part in plain.split("/")[1:]) or "\\" in plain:
+            return False
+        return plain.startswith("/v1/") and plain not in CONTROL
+
+    async def _health(self, _: web.BaseRequest) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def _ready(self, _: web.BaseRequest) -> web.Response:
+        models = self._pools.state()
+        ready = not self.draining and any(state["replicas"] for state in models.values())
+        body = {
+            "status": "draining" if self.draining else "ready" if ready else "unavailable",
+            "models": models,
+            "replicas": {
+                replica.name: {"up": replica.up, "index_mode": self._pools.index_mode(replica)}
+                for replica in self._fleet.replicas.values()
+            },
+        }
+        return _json(body, status=200 if ready else 503)
+
+    async def _metrics_page(self, _: web.BaseRequest) -> web.Response:
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": _TEXT})
+
+    async def _models(self, _: web.BaseRequest) -> web.Response:
+        return _json({"object": "list", "data": self._pools.cards()})
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    response = web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+    if status == web.HTTPServiceUnavailable.status_code:
+        response.headers["Retry-After"] = "1"
+    return response
