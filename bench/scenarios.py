@@ -17,7 +17,7 @@ from bench.workloads import Arrival, Shape, generate
 TRACES = Path(__file__).parent / "data" / "traces"
 
 SHAPE = Shape(groups=24, prefix=3000, question=200, output=24)
-"""24 system prompts of 3,000 tokens: 72,000 in all, more than a replica caches and less than the fleet does."""
+"""24 system prompts of 3,000 tokens are 72,000: more than a replica caches, less than the fleet does."""
 
 MOONCAKE_TOKENS = 64
 """What one of Mooncake's 512-token blocks is made of here, so that an hour of it fits a demo."""
