@@ -6,6 +6,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -42,8 +43,7 @@ class Proxy:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        loop = asyncio.get_running_loop()
-        self.fleet = Fleet(loop.time)
+        self.fleet = Fleet(monotonic)
         self.index = MemoryIndex()
         self.metrics = Metrics(self.fleet, self.index)
         self._tasks = Tasks()

@@ -16,6 +16,7 @@ A timeout is never followed by another attempt.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 from aiohttp import web
 
@@ -26,7 +27,7 @@ from proxy.errors import NoReplica, ProxyError, UpstreamFailed, UpstreamTimeout
 from proxy.fleet import Fleet, Replica
 from proxy.metrics import Metrics
 from proxy.pools import ModelPool, Pools
-from proxy.prompt.keyer import Keying
+from proxy.prompt.keying import Keying
 from proxy.prompt.parse import splice_stream_usage
 from proxy.record import Record
 from proxy.relay import Ending, Limits, Relay
@@ -79,7 +80,6 @@ class Dispatcher:
         """Told the name of a replica that does not accept connections."""
         self._attempts = settings.limits.attempts
         self._budget = RetryBudget(settings.limits.retry_budget)
-        self.loop = asyncio.get_running_loop()
         self.limits = Limits(
             settings.timeouts.first_byte, settings.timeouts.idle, int(settings.limits.header_bytes)
         )
@@ -90,7 +90,7 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """End the exchanges that have been silent for too long."""
-        now = self.loop.time()
+        now = monotonic()
         for relay in list(self.relays):
             relay.check(now)
 
@@ -117,7 +117,7 @@ class Dispatcher:
             return False
         if all(view.name in tried for view in self.fleet.candidates(work.route.model)):
             return False
-        return free or self._budget.take(self.loop.time())
+        return free or self._budget.take(monotonic())
 
 
 class _Attempt:
@@ -199,7 +199,7 @@ class _Attempt:
         )
         self._dispatcher.relays.add(relay)
         self._dispatcher.idle.clear()
-        record.overhead = self._dispatcher.loop.time() - record.started
+        record.overhead = monotonic() - record.started
         relay.start(head, body)
         return relay
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Coroutine
 from concurrent.futures import Executor
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from proxy.http1 import forwardable
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
 from proxy.pools import ModelPool, Pools
-from proxy.prompt.keyer import Keying
+from proxy.prompt.keying import Keying
 from proxy.prompt.parse import Endpoint, Parsed, parse, splice_model
 from proxy.record import Record
 from proxy.router import Router, RouteRequest
@@ -97,7 +98,7 @@ class Exchanges:
     def _record(self, request: web.BaseRequest, endpoint: str) -> Record:
         given = request.headers.get("X-Request-Id", "")
         id_ = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
-        record = Record(id_, endpoint, self._loop.time())
+        record = Record(id_, endpoint, monotonic())
         priority = request.headers.get("X-Warmroute-Priority", "").strip().lower()
         if priority in PRIORITIES:
             record.priority = priority
@@ -125,7 +126,7 @@ class Exchanges:
             record.status, record.outcome, record.reason = 500, "rejected", "internal_error"
             return self._answer(InternalError("the proxy failed; its log says why"), record)
         finally:
-            record.e2e = self._loop.time() - record.started
+            record.e2e = monotonic() - record.started
             self._metrics.book(record)
             self._log.write(record)
 

@@ -22,7 +22,8 @@ from proxy.index.base import PrefixIndex
 from proxy.logs import logger
 from proxy.metrics import Metrics
 from proxy.prompt import tokenizer as tokenizers
-from proxy.prompt.keyer import Keyer, Keying
+from proxy.prompt.keyer import Keyer
+from proxy.prompt.keying import Keying
 from proxy.prompt.parse import Endpoint, Parsed
 from proxy.prompt.prompts import TokenIds
 from proxy.prompt.template import Template

@@ -10,6 +10,7 @@ import asyncio
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol
 
 from proxy import usage_stream
@@ -126,7 +127,7 @@ class Relay:
         self._filter: usage_stream.UsageFilter | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._paused_at: float | None = None
-        self._started = self._last_read = self._loop.time()
+        self._started = self._last_read = monotonic()
         self.client_keep_alive = client_keep_alive
         """Whether the client's connection can carry another request after this answer."""
         self.fresh = not connection.served
@@ -146,7 +147,7 @@ class Relay:
 
     def age(self) -> float:
         """Seconds since the request was sent."""
-        return self._loop.time() - self._started
+        return monotonic() - self._started
 
     def abandon(self) -> None:
         """The client is gone: close the replica's connection, so that it stops computing."""
@@ -157,14 +158,14 @@ class Relay:
     def pause(self) -> None:
         """The client's send buffer is full."""
         if not self._ended and not self._connection.transport.is_closing():
-            self._paused_at = self._loop.time()
+            self._paused_at = monotonic()
             self._connection.transport.pause_reading()
 
     def resume(self) -> None:
         """The client reads again."""
         if self._paused_at is not None and not self._ended:
             self._paused_at = None
-            self._last_read = self._loop.time()
+            self._last_read = monotonic()
             if not self._connection.transport.is_closing():
                 self._connection.transport.resume_reading()
 
@@ -184,7 +185,7 @@ class Relay:
     def received(self, chunk: bytes) -> None:
         """Bytes from the replica."""
         self.got_bytes = True
-        self._last_read = self._loop.time()
+        self._last_read = monotonic()
         try:
             if self.head is None:
                 rest = self._read_head(chunk)

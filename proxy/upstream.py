@@ -8,7 +8,7 @@ address: whoever removes a replica closes its pool.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from time import monotonic
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
@@ -91,12 +91,11 @@ class Pool:
         self._connect_seconds = connect_seconds
         self._keepalive_seconds = keepalive_seconds
         self._size = size
-        self._clock: Callable[[], float] = asyncio.get_running_loop().time
         self._closed = False
 
     def take(self) -> UpstreamConnection | None:
         """The idle connection used last, if there is one young enough to be still open."""
-        oldest = self._clock() - self._keepalive_seconds
+        oldest = monotonic() - self._keepalive_seconds
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since >= oldest and not connection.transport.is_closing():
@@ -118,7 +117,7 @@ class Pool:
         if self._closed or len(self._idle) >= self._size or connection.transport.is_closing():
             connection.transport.abort()
             return
-        connection.idle_since = self._clock()
+        connection.idle_since = monotonic()
         self._idle.append(connection)
 
     def lost(self, connection: UpstreamConnection) -> None:
@@ -132,7 +131,7 @@ class Pool:
 
     def sweep(self) -> None:
         """Close the connections that have been idle for too long."""
-        oldest = self._clock() - self._keepalive_seconds
+        oldest = monotonic() - self._keepalive_seconds
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.popleft().transport.abort()
 
