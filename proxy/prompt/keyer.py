@@ -1,0 +1,195 @@
+"""A request's prompt to block keys: cheap for what is warm, and the rest in a thread.
+
+`Keyer.begin` renders the prompt and walks the trie; `Keying.run` tokenizes and hashes what is new. Nothing
+here raises for what a client sent: a prompt that cannot be keyed has no keys, and is routed by load alone.
+
+Exact mode keys token ids equal to the engine's. Bytes mode, where there is no tokenizer, keys canonical bytes
+in blocks of four bytes a token, and estimates tokens by a ratio learned from what engines report. So does
+exact mode for chats that have no template to be trusted.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import Final, Literal
+
+from xxhash import xxh3_64_intdigest
+
+from proxy.prompt import canonical
+from proxy.prompt.blocks import seed
+from proxy.prompt.keying import Chunk, Keying, Plan
+from proxy.prompt.media import Media
+from proxy.prompt.parse import Parsed
+from proxy.prompt.prompts import Prompt, Text, TokenIds, Unreadable
+from proxy.prompt.segments import Node, Trie
+from proxy.prompt.template import Template
+from proxy.prompt.tokenizer import Tokenizer
+
+AFFINITY: Final = 2048
+"""Prompts that share so many characters share their affinity: some 500 tokens, past a template's preamble."""
+SLICE: Final = 16384
+"""Bytes hashed at a time where nothing is tokenized: a fraction of a millisecond."""
+FIRST_RATIO: Final = 0.25
+"""Tokens a byte until engines report: the usual four bytes a token."""
+RATIOS: Final = (0.02, 1.0)
+STEP: Final = 0.05
+"""Weight of one report in the learned ratio."""
+
+
+class Keyer:
+    """Makes the keys of one model pool. One event loop may call `begin`; keyings may run in threads."""
+
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        model: str,
+        tokenizer: Tokenizer | None = None,
+        template: Template | None = None,
+        block_size: int = 16,
+        trie_bytes: int = 256 << 20,
+    ) -> None:
+        self.block_size = block_size
+        self.mode: Literal["exact", "bytes"] = "bytes" if tokenizer is None else "exact"
+        self.fingerprint = b"bytes"
+        if tokenizer is not None:
+            identity = tokenizer.fingerprint + (b"" if template is None else template.fingerprint)
+            self.fingerprint = blake2b(identity, digest_size=16).digest()
+        self.ratio = FIRST_RATIO
+        """Tokens a byte of canonical text."""
+        self.trie = Trie(block_size, trie_bytes)
+        self._secret = secret
+        self._model = model
+        self._tokenizer = tokenizer
+        self._template = template
+        self._media = Media(
+            int.from_bytes(blake2b(secret, digest_size=8, person=b"media").digest(), "little")
+        )
+
+    def begin(self, parsed: Parsed) -> "Keying":
+        """Render a prompt and look up what is warm."""
+        try:
+            plan = None if parsed.prompt is None else self._plan(parsed, parsed.prompt)
+        except Unreadable:
+            plan = None
+        return Keying(self.trie, plan)
+
+    def extend(self, keying: "Keying", text: str) -> "array[int]":
+        """Return the keys of a prompt and the answer to it: engines keep the answer's blocks too.
+
+        Tokens of the answer begin where the prompt's end, as the engine's do. A prompt that was not keyed to
+        its end has the keys that it has.
+        """
+        return keying.followed_by(text)
+
+    def learn_ratio(self, characters: int, reported_prompt_tokens: int) -> None:
+        """Learn from the tokens an engine reported for a prompt of `Keying.characters`."""
+        if characters > 0 and reported_prompt_tokens > 0:
+            low, high = RATIOS
+            found = min(max(reported_prompt_tokens / characters, low), high)
+            self.ratio += STEP * (found - self.ratio)
+
+    def token_ids(self, parsed: Parsed) -> "array[int] | None":
+        """Return a prompt's token ids, array('I'), to compare with an engine's; None where they are guesses.
+
+        Goes the way of `begin` and `run` but for the trie.
+        """
+        try:
+            plan = None if parsed.prompt is None else self._plan(parsed, parsed.prompt)
+        except Unreadable:
+            return None
+        if plan is None or plan.estimate is not None:
+            return None
+        return array("I", plan.root.tail + b"".join(map(plan.encode, plan.chunks)) + plan.suffix)
+
+    def _plan(self, parsed: Parsed, prompt: Prompt) -> "Plan":
+        if isinstance(prompt, TokenIds):
+            # Equal ids are equal blocks, whichever way they came; without a tokenizer nothing else has ids.
+            data = prompt.ids.tobytes()
+            return self._of_bytes(parsed, "tokens", data, tokens=len(prompt.ids))
+        if isinstance(prompt, Text):
+            if self._tokenizer is not None:
+                return self._of_pieces(parsed, self._tokenizer, [prompt.text], special=prompt.special)
+            return self._of_bytes(parsed, "text", prompt.text.encode(), follow=str.encode)
+        if self._tokenizer is not None and self._template is not None and self._template.accepts(prompt):
+            pieces = self._media.render(self._template, prompt)
+            return self._of_pieces(parsed, self._tokenizer, pieces, special=prompt.special)
+        follow = canonical.answer if canonical.awaits_answer(prompt) else None
+        return self._of_bytes(parsed, "chat", canonical.canonical_chat(prompt), follow=follow)
+
+    def _root(self, parsed: Parsed, kind: str, before: bytes = b"") -> Node:
+        start = seed(
+            self._secret,
+            block_size=self.block_size,
+            fingerprint=self.fingerprint,
+            kind=kind,
+            model=self._model,
+            lora=parsed.lora,
+            cache_salt=parsed.cache_salt,
+            extra_key=parsed.extra_key,
+        )
+        return self.trie.root(start, before)
+
+    def _of_pieces(
+        self, parsed: Parsed, tokenizer: Tokenizer, pieces: list[Chunk], *, special: bool
+    ) -> "Plan":
+        root = self._root(parsed, "tokens", tokenizer.prefix if special else b"")
+
+        def chunks() -> Iterator[Chunk]:
+            for piece in pieces:
+                if isinstance(piece, str):
+                    yield from tokenizer.cuts.chunks(piece)
+                else:
+                    yield piece
+
+        def encode(chunk: Chunk) -> bytes:
+            return tokenizer.encode(chunk) if isinstance(chunk, str) else chunk
+
+        suffix = tokenizer.suffix if special else b""
+        return Plan(
+            root=root,
+            chunks=chunks(),
+            encode=encode,
+            characters=sum(map(len, pieces)),
+            affinity=_affinity(pieces, root.last),
+            suffix=suffix,
+            is_kept=True,
+            follow=None if suffix else tokenizer.encode,
+            has_media=any(isinstance(piece, bytes) for piece in pieces),
+        )
+
+    def _of_bytes(
+        self,
+        parsed: Parsed,
+        kind: str,
+        given: bytes,
+        *,
+        tokens: int | None = None,
+        follow: Callable[[str], bytes] | None = None,
+    ) -> "Plan":
+        root = self._root(parsed, kind)
+        if tokens is not None and self._tokenizer is not None:
+            follow = self._tokenizer.encode
+        return Plan(
+            root=root,
+            chunks=(given[at : at + SLICE] for at in range(0, len(given), SLICE)),
+            encode=_as_it_is,
+            characters=len(given),
+            affinity=_affinity([given], root.last),
+            follow=follow,
+            estimate=round(len(given) * self.ratio) if tokens is None else None,
+        )
+
+
+def _as_it_is(chunk: Chunk) -> bytes:
+    return chunk if isinstance(chunk, bytes) else chunk.encode()
+
+
+def _affinity(pieces: list[Chunk], start: int) -> int:
+    """Hash the first characters of a prompt; never 0, which means unknown, unless there are none."""
+    whole = b""
+    for piece in pieces:
+        whole += piece[:AFFINITY].encode() if isinstance(piece, str) else piece[:AFFINITY]
+        if len(whole) >= AFFINITY:
+            break
+    return (xxh3_64_intdigest(whole[:AFFINITY], start) or 1) if whole else 0
