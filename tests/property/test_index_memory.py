@@ -1,4 +1,4 @@
-"""The memory index against a model that knows of no runs: for each replica, each block's last use and depth."""
+"""The memory index against a model that knows no runs: per replica, each block's last use and depth."""
 
 from array import array
 from functools import cache
@@ -13,9 +13,9 @@ from proxy.index.memory import MemoryIndex
 from proxy.index.tree import Run
 
 REPLICAS = ("a", "b", "c")
-replicas = st.sampled_from(REPLICAS)
+replicas = st.sampled_from("aaabbc")
 # Few different blocks, so that prompts share, branch and end within each other all the time.
-prompts = st.lists(st.integers(0, 2), max_size=9).map(tuple)
+prompts = st.lists(st.sampled_from((0, 0, 0, 1, 2)), max_size=9).map(tuple)
 
 
 @cache
@@ -67,7 +67,7 @@ class Model:
 class Comparison(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.index = MemoryIndex(default_blocks=12)
+        self.index = MemoryIndex(default_blocks=30)
         self.models: dict[str, Model] = {}
         self.open: list[tuple[Placement, Model, list[int]]] = []
 
@@ -112,9 +112,20 @@ class Comparison(RuleBasedStateMachine):
             model.drop(key for key in new if model.uses.get(key, (0, 0))[0] == placement.tick)
 
     @precondition(lambda self: self.open)
+    @rule(which=st.integers(0), share=st.floats(0, 1))
+    def ask_again_and_miss(self, which, share):
+        placement = self.open[which % len(self.open)][0]
+        self.place(placement.replica, placement.keys)
+        before = self.open[-1][0].before
+        self.confirm_one(len(self.open) - 1, before, int(before * share))
+
+    @precondition(lambda self: self.open)
     @rule(which=st.integers(0), predicted=st.integers(0, 10), reported=st.integers(0, 10))
     def confirm(self, which, predicted, reported):
-        placement, model, uses = self.open.pop(which % len(self.open))
+        self.confirm_one(which % len(self.open), predicted, reported)
+
+    def confirm_one(self, which, predicted, reported):
+        placement, model, uses = self.open.pop(which)
         predicted = min(predicted, len(placement.keys))
         reported = min(reported, len(placement.keys))
         self.index.confirm(placement, predicted, reported)
@@ -132,7 +143,7 @@ class Comparison(RuleBasedStateMachine):
         self.index.forget(replica)
         self.models.pop(replica, None)
 
-    @rule(replica=replicas, blocks=st.integers(1, 40))
+    @rule(replica=replicas, blocks=st.integers(1, 60))
     def resize(self, replica, blocks):
         self.index.resize(replica, blocks)
         self.models.setdefault(replica, Model()).evict(self.index.capacity(replica))
