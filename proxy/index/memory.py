@@ -202,8 +202,8 @@ class MemoryIndex:
     def _missed(self, owner: _Replica, placement: Placement, used: int, found: int | None) -> None:
         """The engine lacked a block last used at tick `used`; the one above it, at `found`, it had.
 
-        What was used since is counted up to the placement, which may be long ago: a little too low, as blocks
-        used again after it do not count. The bound on the capacity counts them: a little too high.
+        What was used between the two counts as of the placement, which may be long ago: a little too low, as
+        blocks used again after it are left out. So the capacity may fall a little short; hits raise it again.
         """
         older = since = 0
         for hold in owner.oldest_first():
