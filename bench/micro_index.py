@@ -1,8 +1,8 @@
 """What the index costs: microseconds for a match and a prediction, bytes for a block.
 
 Times are of one call, from the best of several loops. Memory is what a fresh process grows by while it fills
-an index (resident set, before against after), so the interpreter's own slack counts too. Keys are random numbers,
-as chained hashes look to the index: what matters is where chains branch. Nothing is simulated.
+an index (resident set, before against after), so the interpreter's own slack counts too. Keys are random
+numbers, as chained hashes look to the index: what matters is where chains branch. Nothing is simulated.
 
 Run alone: python -m bench.micro_index (Linux, for the memory figures)
 """
