@@ -1,13 +1,14 @@
 """A streaming client for measuring: sends a prepared body, notes when tokens come, keeps no text.
 
 Never parses what it does not need: chunks are searched for a token and for the usage at the end, nothing is
-decoded. Times are the caller's clock, in seconds.
+decoded. Times are seconds of `time.monotonic`; the event loop's own clock is too coarse to measure with.
 """
 
 import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -55,9 +56,6 @@ class Reply:
 class Client:
     """A pool of connections without a limit. Use as an async context manager."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=IDLE_TIMEOUT_S)
@@ -89,13 +87,13 @@ class Client:
     async def _read(self, response: aiohttp.ClientResponse, reply: Reply) -> None:
         tail = b""
         async for data in response.content.iter_any():
-            now = self._clock()
+            now = monotonic()
             if _TOKEN.search(data):
                 if reply.first_token is None:
                     reply.first_token = now
                 reply.last_token = now
             tail = (tail + data)[-4096:]
-        reply.end = self._clock()
+        reply.end = monotonic()
         if b"[DONE]" not in tail:
             reply.error = "the stream ended without [DONE]"
         reply.usage = _last_usage(tail)

@@ -10,13 +10,10 @@ so that the gain is not merely someone else's overload. What comes out is in `be
 
 import argparse
 import asyncio
-import resource
 import signal
 import sys
-import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,94 +21,21 @@ import aiohttp
 import uvloop
 from rich.console import Console
 
-from bench import fleet, processes, report
-from bench.capacity import round_robin_capacity
+from bench import control, fleet, processes, report
 from bench.engine_prompt import EnginePrompt
-from bench.load import Measured, failed, measure
-from bench.plan import Planned, prepare
+from bench.load import failed
 from bench.profiles import PROFILES, EngineSpec, profile
-from bench.scenarios import SCENARIOS, SHAPE, Scenario
+from bench.scenarios import CACHE_TOKENS, SCENARIOS, SHAPE
+from bench.windows import MODEL, REPLICAS, Fleet, Window, plan_window, run_window
 
 POLICIES = ("round_robin", "prefix_cost")
-REPLICAS = 4
-CACHE_TOKENS = 64_000
-"""Less than the system prompts of `SHAPE`; four times that is more."""
-MODEL = "simulated"
 OUT = Path("bench/out/demo")
+MOST_SHARE = 0.8
 WARM_UP = 0.15
 """Of the first scenario's requests, under another seed."""
 
 
-@dataclass(slots=True)
-class Window:
-    """One scenario, planned: what is sent, at which rate, and what came of it."""
-
-    scenario: Scenario
-    plan: list[Planned]
-    rate: float
-    capacity: float
-    measured: dict[str, Measured] = field(default_factory=dict)
-    cpu: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Cores used, by policy and process."""
-
-
-def plan_window(
-    scenario: Scenario, prompt: EnginePrompt, spec: EngineSpec, share: float, seed: str, scale: float = 1.0
-) -> Window:
-    """A scenario's requests, at `share` of what round robin can carry of exactly them."""
-    arrivals = scenario.arrivals(round(scenario.requests * scale), seed)
-    plan = prepare(arrivals, prompt, model=MODEL, block_size=spec.block_size)
-    capacity = round_robin_capacity(plan, spec, REPLICAS)
-    rate = share * capacity
-    return Window(scenario, at_rate(plan, rate), rate, capacity)
-
-
-def at_rate(plan: Sequence[Planned], rate: float) -> list[Planned]:
-    """The same requests in the same rhythm, from zero, on average `rate` a second."""
-    first, last = plan[0].due, plan[-1].due
-    stretch = (len(plan) - 1) / rate / (last - first) if last > first else 1.0
-    return [replace(planned, due=(planned.due - first) * stretch) for planned in plan]
-
-
-async def run_policy(
-    policy: str,
-    windows: Sequence[Window],
-    warm_up: Sequence[Planned],
-    engines: processes.Process,
-    facts: Sequence[fleet.EngineFacts],
-    proxy: processes.Process,
-    console: Console,
-) -> None:
-    """All windows through one proxy."""
-    for number, window in enumerate(windows):
-        label = f"{policy:<12} {window.scenario.name:<9}"
-        before = _cpu(engines, proxy)
-        began = time.monotonic()
-        with report.progress(console, label, len(window.plan)) as advance:
-            measured = await measure(
-                window.plan,
-                warm_up if number == 0 else (),
-                urls=proxy.urls,
-                engines=facts,
-                on_record=lambda _record: advance(),
-            )
-        seconds = time.monotonic() - began
-        window.measured[policy] = measured
-        window.cpu[policy] = {
-            name: (after - before[name]) / seconds for name, after in _cpu(engines, proxy).items()
-        }
-
-
-def _cpu(engines: processes.Process, proxy: processes.Process) -> dict[str, float]:
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "replicas": engines.cpu_seconds(),
-        "proxy": proxy.cpu_seconds(),
-        "load": own.ru_utime + own.ru_stime,
-    }
-
-
-def content(windows: Sequence[Window], spec: EngineSpec, share: float, seed: str) -> dict[str, Any]:
+def content(windows: Sequence[Window], spec: EngineSpec, seed: str) -> dict[str, Any]:
     """The result file: the first window's runs, the others under `scenarios`."""
     parts = []
     for window in windows:
@@ -127,7 +51,7 @@ def content(windows: Sequence[Window], spec: EngineSpec, share: float, seed: str
             "requests": len(window.plan),
             "rate": window.rate,
             "round_robin_capacity": window.capacity,
-            "share_of_capacity": share,
+            "share_of_capacity": window.rate / window.capacity,
             "capacity_is": "requests a second that round robin completes when all are queued at once, "
             "by the engines' model on a virtual clock",
             "seed": seed,
@@ -143,21 +67,26 @@ def content(windows: Sequence[Window], spec: EngineSpec, share: float, seed: str
 
 
 def tell(console: Console, result: dict[str, Any]) -> None:
-    """The tables, and the gain in one line a group."""
-    report.print_tables(console, result, "shared and one-off prompts in one run")
-    for part in result["scenarios"]:
-        report.print_tables(console, {**result, **part}, part["workload"]["what"])
+    """The table, who served what, and the gain in one line a group."""
+    parts = [("", result["runs"])]
+    parts += [(part["workload"]["what"], part["runs"]) for part in result["scenarios"]]
+    report.print_table(console, "Round robin against prefix_cost", parts, simulated=True)
+    report.print_shares(console, result["runs"])
     for group, gain in result["gain"].items():
         if gain:
-            points = gain.get("hit_rate_points", 0.0)
+            p50, p95, points = gain["ttft_p50"], gain["ttft_p95"], gain.get("hit_rate_points", 0.0)
             console.print(
-                f"[bold]{group}[/]: TTFT P50 {-gain['ttft_p50']:+.0%}, P95 {-gain['ttft_p95']:+.0%}, "
-                f"token hits {points:+.0f} points under prefix_cost"
+                f"[bold]{group:<7}[/] time to first token {-p50:+.0%} at P50, {-p95:+.0%} at P95; "
+                f"cache hits {points:+.0f} points",
+                highlight=False,
             )
 
 
-async def keep_running(console: Console, proxy: str, engines: Sequence[str], stop: asyncio.Event) -> None:
-    """Leave everything up and say what to try."""
+async def keep_running(console: Console, proxy: str, engines: Sequence[str]) -> None:
+    """Leave everything up and say what to try, until Ctrl-C."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     body = '{"model":"simulated","messages":[{"role":"user","content":"Say hello"}],"max_tokens":16}'
     console.print("\n[bold]Running until Ctrl-C.[/] Things to try:\n")
     for line in (
@@ -180,11 +109,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--profile", default="h100x2-32b", choices=sorted(PROFILES), help="whose speed")
     options.add_argument("--cache-tokens", type=int, default=CACHE_TOKENS, help="a replica's KV cache")
     options.add_argument(
-        "--share", type=float, default=0.75, help="of what round robin can carry (at most 0.8)"
+        "--share", type=float, default=0.6, help="of what round robin can carry (at most 0.8)"
     )
-    options.add_argument(
-        "--scale", type=float, default=1.0, help="longer or shorter than the usual minute and a half"
-    )
+    options.add_argument("--scale", type=float, default=1.0, help="how much longer than usual")
     options.add_argument("--only", help="scenarios, by name: mixed,random")
     options.add_argument("--seed", default="1")
     options.add_argument(
@@ -194,58 +121,84 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-async def run(arguments: argparse.Namespace) -> int:
-    """Start everything, measure, tell, end everything."""
-    console = Console()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    if arguments.share > 0.8:
-        raise ValueError("--share above 0.8 of what round robin can carry would measure its overload")
-    spec = profile(arguments.profile, cache_tokens=arguments.cache_tokens)
-    prompt = EnginePrompt()
-    seed, out = arguments.seed, arguments.out
-    engine_arguments = ["--profile", spec.name, "--cache-tokens", str(spec.cache_tokens), "--model", MODEL]
-    async with AsyncExitStack() as stack:
-        log = out / "engines.log"
-        engines = await stack.enter_async_context(processes.engines(REPLICAS, engine_arguments, log))
+@asynccontextmanager
+async def start_fleet(spec: EngineSpec, out: Path) -> AsyncIterator[Fleet]:
+    """The simulated replicas, running."""
+    arguments = ["--profile", spec.name, "--cache-tokens", str(spec.cache_tokens), "--model", MODEL]
+    async with processes.engines(REPLICAS, arguments, out / "engines.log") as process:
         async with aiohttp.ClientSession() as session:
-            facts = [await fleet.facts(session, url) for url in engines.urls]
-        wanted = arguments.only.split(",") if arguments.only else [s.name for s in SCENARIOS]
+            facts = [await fleet.facts(session, url) for url in process.urls]
+        yield Fleet(process, facts)
+
+
+async def compare(arguments: argparse.Namespace, spec: EngineSpec, console: Console) -> int:
+    """The demo itself."""
+    out, seed, prompt = arguments.out, arguments.seed, EnginePrompt()
+    names = arguments.only.split(",") if arguments.only else [scenario.name for scenario in SCENARIOS]
+    async with start_fleet(spec, out) as engines:
         windows = [
             plan_window(scenario, prompt, spec, arguments.share, seed, arguments.scale)
             for scenario in SCENARIOS
-            if scenario.name in wanted
+            if scenario.name in names
         ]
         warm_up = plan_window(SCENARIOS[0], prompt, spec, arguments.share, f"{seed}/warm-up", WARM_UP).plan
         for window in windows:
             console.print(
-                f"{window.scenario.name}: {len(window.plan)} requests at {window.rate:.1f}/s, "
-                f"{arguments.share:g} of the {window.capacity:.1f}/s that round robin can carry"
+                f"{window.scenario.what + ':':<18} {len(window.plan):>3} requests at {window.rate:.1f}/s, "
+                f"{window.rate / window.capacity:.0%} of the {window.capacity:.1f}/s that round robin carries",
+                highlight=False,
             )
         for policy in POLICIES:
-            last = policy == POLICIES[-1]
-            owner = stack if last else await stack.enter_async_context(AsyncExitStack())
-            proxy = await owner.enter_async_context(
-                processes.proxy(engines.urls, policy, out / f"proxy-{policy}.log", port=arguments.port)
-            )
-            await run_policy(policy, windows, warm_up, engines, facts, proxy, console)
-            if not last:
-                await owner.aclose()
-        result = content(windows, spec, arguments.share, seed)
-        records = {policy: measured.records for policy, measured in windows[0].measured.items()}
-        tell(console, result)
-        for path in report.save(result, out, records):
-            console.print(f"wrote {path}")
-        reasons = [
-            reason for window in windows for m in window.measured.values() for reason in failed(m.records)
-        ]
-        for reason in reasons:
-            console.print(f"[bold red]{reason}")
-        if arguments.keep:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, stop.set)
-            await keep_running(console, proxy.urls[0], engines.urls, stop)
+            log = out / f"proxy-{policy}.log"
+            async with processes.proxy(engines.process.urls, policy, log, port=arguments.port) as proxy:
+                for window in windows:
+                    before = warm_up if window is windows[0] else ()
+                    await run_window(window, policy, engines, proxy, console, before)
+                if policy == POLICIES[-1]:
+                    reasons = conclude(console, windows, spec, seed, out)
+                    if arguments.keep:
+                        await keep_running(console, proxy.urls[0], engines.process.urls)
     return 1 if reasons else 0
+
+
+def conclude(
+    console: Console, windows: Sequence[Window], spec: EngineSpec, seed: str, out: Path
+) -> list[str]:
+    """Tell, write, and say why it does not count, if it does not."""
+    result = content(windows, spec, seed)
+    tell(console, result)
+    records = {policy: measured.records for policy, measured in windows[0].measured.items()}
+    for path in report.save(result, out, records):
+        console.print(f"wrote {path}", highlight=False)
+    reasons = [reason for w in windows for m in w.measured.values() for reason in failed(m.records)]
+    for reason in reasons:
+        console.print(f"[bold red]{reason}")
+    return reasons
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    """Start everything, measure, tell, end everything."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    if not 0 < arguments.share <= MOST_SHARE:
+        raise ValueError(
+            f"--share above {MOST_SHARE} of what round robin can carry would measure its overload"
+        )
+    spec = profile(arguments.profile, cache_tokens=arguments.cache_tokens)
+    console = Console()
+    if arguments.random_control is None:
+        return await compare(arguments, spec, console)
+    async with start_fleet(spec, arguments.out) as engines:
+        return await control.run(
+            engines,
+            spec,
+            console,
+            POLICIES,
+            seeds=arguments.random_control,
+            share=arguments.share,
+            logs=arguments.out,
+        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -255,6 +208,8 @@ def main(argv: Sequence[str]) -> int:
         return uvloop.run(run(arguments))
     except KeyboardInterrupt:
         return 130
+    except asyncio.CancelledError:
+        return 143
     except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -55,7 +56,7 @@ class Call:
     @classmethod
     async def read(cls, replica: Replica, request: web.Request) -> "Call":
         """Read and check what is the same for every endpoint."""
-        received = asyncio.get_running_loop().time()
+        received = monotonic()
         if request.content_type != "application/json":
             raise errors.not_json()
         raw = await request.read()

@@ -1,4 +1,4 @@
-"""A simulated replica in real time: an `EngineModel` on the event loop's clock, and what its answers say.
+"""A simulated replica in real time: an `EngineModel` on the monotonic clock, and what its answers say.
 
 Knows nothing of HTTP. One asyncio timer stands for the whole engine; a request is a `Generation` that its
 handler takes events from, and must close: closing one early frees its slot, as a client's disconnect does.
@@ -11,7 +11,9 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from random import Random
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -36,7 +38,7 @@ class Identity:
 
 
 class Replica:
-    """One engine. Its clock is the running loop's."""
+    """One engine. Its clock is `time.monotonic`."""
 
     def __init__(self, spec: EngineSpec, prompt: EnginePrompt, identity: Identity) -> None:
         self.spec = spec
@@ -67,7 +69,7 @@ class Replica:
         salt: str | None = None,
         choice: int = 0,
     ) -> "Generation":
-        """Queue one sequence that arrived at `received` on the loop's clock."""
+        """Queue one sequence that arrived at `received` on the monotonic clock."""
         answer = self._answer(ids, max_tokens, choice, min_tokens=min_tokens, ignore_eos=ignore_eos)
         whole = array("I", ids)
         whole.extend(answer.ids)
@@ -82,7 +84,7 @@ class Replica:
     def forget(self, generation: "Generation") -> None:
         """The handler is through with it, whether it is complete or not."""
         if self._open.pop(generation.request_id, None) is not None:
-            self.model.cancel(self._loop.time(), generation.request_id)
+            self.model.cancel(monotonic(), generation.request_id)
             self.finished["abort"] += 1
             self._run()
 
@@ -103,7 +105,7 @@ class Replica:
 
     def _run(self) -> None:
         """Deliver what has happened and sleep until something will."""
-        for event in self.model.advance(self._loop.time()):
+        for event in self.model.advance(monotonic()):
             generation = self._open[event.request_id]
             if event.kind == "done":
                 del self._open[event.request_id]
@@ -112,7 +114,9 @@ class Replica:
         if self._timer is not None:
             self._timer.cancel()
         at = self.model.next_event()
-        self._timer = None if at is None else self._loop.call_at(at, self._run)
+        # Timers count in milliseconds: rounded up, so that none fires before there is something to do.
+        delay = None if at is None else ceil(1000 * max(0.0, at - monotonic())) / 1000
+        self._timer = None if delay is None else self._loop.call_later(delay, self._run)
 
     def _answer(
         self, ids: "array[int]", max_tokens: int, choice: int, *, min_tokens: int, ignore_eos: bool

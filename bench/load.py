@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 
 import aiohttp
 import uvloop
@@ -27,6 +28,9 @@ from bench.engine_prompt import TOKENIZER, EnginePrompt
 from bench.plan import Planned, ceilings, prepare
 from bench.record import Record, hit_rate
 from bench.workloads import WORKLOADS, Shape, generate
+
+GROUPS = ("shared", "random")
+"""The traffic groups that the proxy knows without being told."""
 
 RANDOM_HIT_LIMIT = 0.01
 """Random prompts that hit more than this share something after all: the run would prove nothing."""
@@ -44,13 +48,15 @@ async def send(
     stop = stop or asyncio.Event()
     records: list[Record] = []
     tasks: set[asyncio.Task[None]] = set()
-    async with Client(loop.time) as client:
+    async with Client() as client:
 
         async def one(number: int, planned: Planned) -> None:
             due = start + planned.due
             url = urls[number % len(urls)]
-            record = Record(planned.group, planned.due, loop.time() - due)
-            headers = {"Content-Type": "application/json", "X-Warmroute-Group": planned.group}
+            record = Record(planned.group, planned.due, monotonic() - due)
+            headers = {"Content-Type": "application/json"}
+            if planned.group in GROUPS:
+                headers["X-Warmroute-Group"] = planned.group
             reply = await client.stream(f"{url}/v1/chat/completions", planned.body, headers)
             record.status, record.error = reply.status, reply.error
             record.replica = reply.headers.get("x-warmroute-replica") or (url if len(urls) > 1 else None)
@@ -71,9 +77,9 @@ async def send(
             records.append(record)
             on_record(record)
 
-        start = loop.time() + 0.05
+        start = monotonic() + 0.05
         for number, planned in enumerate(sorted(plan, key=lambda planned: planned.due)):
-            if await _stopped_within(stop, start + planned.due - loop.time()):
+            if await _stopped_within(stop, start + planned.due - monotonic()):
                 break
             task = loop.create_task(one(number, planned))
             tasks.add(task)
@@ -122,11 +128,10 @@ async def measure(
     async with aiohttp.ClientSession() as session:
         await fleet.wait_until_idle(session, names)
         await fleet.make_cold(session, names, proxy)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = monotonic()
     records = await send(plan, urls, stop=stop, on_record=on_record)
     blocks, size = sum(engine.blocks for engine in engines), engines[0].block_size
-    return Measured(records, ceilings(plan, blocks=blocks, block_size=size), loop.time() - began)
+    return Measured(records, ceilings(plan, blocks=blocks, block_size=size), monotonic() - began)
 
 
 def failed(records: Sequence[Record]) -> list[str]:
@@ -196,7 +201,8 @@ async def run(arguments: argparse.Namespace) -> int:
     one = report.summarise(arguments.policy, measured.records, measured.ceilings, measured.seconds)
     workload = {"name": arguments.workload, **report.as_json(shape), "seed": arguments.seed}
     result = report.result([one], workload=workload, simulated=simulated)
-    report.print_tables(console, result)
+    report.print_table(console, arguments.workload, [("", [one])], simulated=simulated)
+    report.print_shares(console, [one])
     if arguments.out is not None:
         report.save(result, arguments.out, {arguments.policy: measured.records})
     if stop.is_set():

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from bench.record import Record
+from bench.record import Record, groups_of
 
 BASELINE, PROPOSED = "#9a9a9a", "#1f6fb4"
 OTHERS = ("#d1803a", "#4f9d69", "#8d6cab", "#b8516a")
@@ -65,10 +65,6 @@ def _colours(policies: Sequence[str]) -> dict[str, str]:
     return {policy: fixed.get(policy) or next(rest, INK) for policy in policies}
 
 
-def _groups(content: Mapping[str, Any]) -> list[str]:
-    return sorted({group for run in content["runs"] for group in run["groups"]}, reverse=True)
-
-
 def _footer(figure: Figure, content: Mapping[str, Any]) -> None:
     workload = content["workload"]
     facts = [str(workload[key]) for key in ("profile", "name") if key in workload]
@@ -80,7 +76,7 @@ def _footer(figure: Figure, content: Mapping[str, Any]) -> None:
 
 def _ttft(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]]) -> Figure:
     """How long until the first token: a cumulative curve a policy, a panel a group."""
-    groups = _groups(content)
+    groups = groups_of(content["runs"])
     colours = _colours(list(records))
     figure, axes = plt.subplots(
         1, len(groups), figsize=(4.6 * len(groups) + 0.6, 3.6), sharex=True, sharey=True, squeeze=False
@@ -127,7 +123,7 @@ def _milliseconds(value: float, _position: int | None = None) -> str:
 
 def _hit_rate(content: Mapping[str, Any]) -> Figure:
     """Share of prompt tokens from the cache, with what a perfect router could reach."""
-    groups, runs = _groups(content), content["runs"]
+    groups, runs = groups_of(content["runs"]), content["runs"]
     colours = _colours([run["policy"] for run in runs])
     figure, axis = plt.subplots(figsize=(1.6 + 1.9 * len(groups), 3.6))
     width = 0.8 / len(runs)

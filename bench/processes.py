@@ -1,6 +1,7 @@
 """The processes of a demo: simulated replicas and the proxy, each a real subprocess that is ended again."""
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -62,10 +63,11 @@ async def engines(count: int, arguments: Sequence[str], log: Path) -> AsyncItera
 async def proxy(
     replicas: Sequence[str], policy: str, log: Path, *, port: int = 0, arguments: Sequence[str] = ()
 ) -> AsyncIterator[Process]:
-    """The proxy in front of `replicas`, ready."""
+    """The proxy in front of `replicas`, ready; they are called r1, r2 and so on."""
     port = free_port(port)
     command = ["-m", "proxy", "serve", "--host", HOST, "--port", str(port), "--policy", policy]
-    command += ["--replicas", ",".join(replicas), "--tokenizer", "auto", *arguments]
+    named = [{"name": f"r{number}", "url": url} for number, url in enumerate(replicas, 1)]
+    command += ["--replicas", json.dumps(named), "--tokenizer", "auto", *arguments]
     async with _running(command, log) as process:
         url = f"http://{HOST}:{port}"
         async with aiohttp.ClientSession() as session:

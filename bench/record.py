@@ -1,7 +1,8 @@
 """What is known of one measured request, and the few figures that are made of many. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -50,3 +51,8 @@ def spread(values: Iterable[float | None]) -> dict[str, float] | None:
         return None
     named = {f"p{round(share * 100)}": quantile(present, share) for share in (0.5, 0.95, 0.99)}
     return {**named, "mean": sum(present) / len(present)}
+
+
+def groups_of(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every group of some runs, `shared` first."""
+    return sorted({group for run in runs for group in run["groups"]}, reverse=True)

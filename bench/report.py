@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.record import Record, hit_rate, spread
+from bench.record import Record, groups_of, hit_rate, spread
 
 SCHEMA = 1
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,27 +104,41 @@ def progress(console: Console, what: str, total: int) -> Iterator[Callable[[], N
         yield lambda: bar.advance(task)
 
 
-def print_tables(console: Console, content: Mapping[str, Any], title: str = "") -> None:
-    """A row for each group and policy, and who served how many. `best`: hits of a perfect router."""
-    runs = content["runs"]
-    source = "simulated replicas" if content["simulated"] else "real replicas"
-    heading = ", ".join(part for part in (title, source, "times in ms") if part)
-    table = Table(title=heading, title_justify="left", pad_edge=False, box=SIMPLE_HEAD)
-    table.add_column("group")
-    table.add_column("policy", no_wrap=True)
-    for name in ("sent", "failed", "TTFT P50", "P95", "P99", "TPOT", "hits", "best"):
+def print_table(
+    console: Console, title: str, parts: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], *, simulated: bool
+) -> None:
+    """A row for each group and policy. `parts`: what to call its traffic (else: the group), and its runs."""
+    failures = any(
+        figures["errors"] for _, runs in parts for run in runs for figures in run["groups"].values()
+    )
+    source = "SIMULATED replicas" if simulated else "real replicas"
+    table = Table(title=f"{title} - {source}", title_justify="left", pad_edge=False, box=SIMPLE_HEAD)
+    for name in ("traffic", "policy"):
+        table.add_column(name, no_wrap=True)
+    for name in ("sent", *(["failed"] if failures else []), "P50", "P95", "P99", "TPOT", "hits", "best"):
         table.add_column(name, justify="right", no_wrap=True)
-    for group in _groups(runs):
-        for run in runs:
-            figures = run["groups"].get(group)
-            if figures is not None:
-                table.add_row(group, run["policy"], *_cells(figures))
-        table.add_section()
+    for label, runs in parts:
+        for group in groups_of(runs):
+            for run in runs:
+                figures = run["groups"].get(group)
+                if figures is not None:
+                    table.add_row(label or group, run["policy"], *_cells(figures, failures=failures))
+            table.add_section()
     console.print(table)
+    note = "time to first token and TPOT in ms; hits: prompt tokens from a cache; best: of a perfect router"
+    console.print(note, style="dim", highlight=False)
+
+
+def print_shares(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Throughput, and who served how many."""
     for run in runs:
-        shares = "  ".join(f"{name} {count}" for name, count in run["replicas"].items())
-        rates = f"{run['throughput']:.1f} requests/s, {run['output_tokens_per_s']:.0f} output tokens/s"
-        console.print(f"{run['policy']}: {rates}" + (f"; by replica: {shares}" if shares else ""))
+        shares = ", ".join(f"{name.rsplit('//')[-1]}: {count}" for name, count in run["replicas"].items())
+        console.print(
+            f"{run['policy']:<12} {run['throughput']:.1f} requests/s, "
+            f"{run['prompt_tokens_per_s']:,.0f} prompt and {run['output_tokens_per_s']:,.0f} output tokens/s"
+            + (f"\n             by replica {shares}" if shares else ""),
+            highlight=False,
+        )
 
 
 def gain(content: Mapping[str, Any], group: str, before: str, after: str) -> dict[str, float] | None:
@@ -139,11 +153,7 @@ def gain(content: Mapping[str, Any], group: str, before: str, after: str) -> dic
     return changes
 
 
-def _groups(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted({group for run in runs for group in run["groups"]}, reverse=True)
-
-
-def _cells(figures: Mapping[str, Any]) -> list[str]:
+def _cells(figures: Mapping[str, Any], *, failures: bool) -> list[str]:
     def ms(kind: str, name: str) -> str:
         values = figures[kind]
         return f"{1000 * values[name]:.0f}" if values else "-"
@@ -151,7 +161,7 @@ def _cells(figures: Mapping[str, Any]) -> list[str]:
     rate, ceiling = figures["hit_rate"], figures["ceiling"]
     return [
         str(figures["requests"]),
-        str(figures["errors"]),
+        *([str(figures["errors"])] if failures else []),
         ms("ttft", "p50"),
         ms("ttft", "p95"),
         ms("ttft", "p99"),

@@ -16,11 +16,17 @@ from bench.workloads import Arrival, Shape, generate
 
 TRACES = Path(__file__).parent / "data" / "traces"
 
-SHAPE = Shape(groups=24, prefix=3000, question=200, output=24)
-"""24 system prompts of 3,000 tokens are 72,000: more than a replica caches, less than the fleet does."""
+SHAPE = Shape(groups=16, prefix=3000, question=200, output=24, shared_fraction=0.6)
+"""16 system prompts of 3,000 tokens are 48,000: more than a replica caches, less than the fleet does."""
+
+CACHE_TOKENS = 44_000
+"""A replica's cache, for the same reason."""
 
 MOONCAKE_TOKENS = 64
-"""What one of Mooncake's 512-token blocks is made of here, so that an hour of it fits a demo."""
+"""Tokens that stand for one of Mooncake's 512-token blocks, so that its long prompts fit a demo's cache."""
+
+MOONCAKE_SAMPLE = 16
+"""One conversation in so many is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ class Scenario:
 
     name: str
     what: str
+    """In a few words, for a table."""
     requests: int
     arrivals: Callable[[int, str], list[Arrival]]
     """So many arrivals, or all there are, under a seed; due times are rescaled later."""
@@ -39,31 +46,32 @@ def _made_up(workload: str) -> Callable[[int, str], list[Arrival]]:
 
 
 def _mt_bench(count: int, seed: str) -> list[Arrival]:
+    """Each question's second turn repeats the first and its (made-up) answer."""
     path = TRACES / "mt_bench_question.jsonl.gz"
     arrivals = mt_bench(path, rate=8.0, seed=seed, output_tokens=24, turn_gap=2.0)
-    return arrivals[:count]
+    return [replace(arrival, group="all") for arrival in arrivals[:count]]
 
 
 def _mooncake(count: int, seed: str) -> list[Arrival]:
     """Each conversation of the trace with the same chance, its requests in their order."""
-    arrivals = []
+    arrivals: list[Arrival] = []
     for arrival in mooncake(TRACES / "mooncake_conversation_trace.jsonl.gz"):
         prompt = arrival.prompt
         assert isinstance(prompt, Blocks)
-        conversation = prompt.ids[:2] if len(prompt.ids) > 1 else prompt.ids
-        if xxh3_64_intdigest(f"{seed}/{conversation}".encode()) % 16:
+        # All prompts begin with the same id; the second tells the conversations apart.
+        if xxh3_64_intdigest(f"{seed}/{prompt.ids[:2]}".encode()) % MOONCAKE_SAMPLE:
             continue
-        tokens = prompt.tokens * MOONCAKE_TOKENS // prompt.id_tokens
-        short = replace(prompt, id_tokens=MOONCAKE_TOKENS, tokens=max(1, tokens))
-        arrivals.append(replace(arrival, prompt=short, output_tokens=24))
+        tokens = max(1, prompt.tokens * MOONCAKE_TOKENS // prompt.id_tokens)
+        short = replace(prompt, id_tokens=MOONCAKE_TOKENS, tokens=tokens)
+        arrivals.append(replace(arrival, prompt=short, output_tokens=24, group="all"))
         if len(arrivals) == count:
             break
     return arrivals
 
 
 SCENARIOS = (
-    Scenario("mixed", "24 shared system prompts among as many one-off prompts", 300, _made_up("mixed")),
-    Scenario("random", "one-off prompts only: the control", 100, _made_up("random")),
-    Scenario("mt_bench", "MT-bench's questions, two turns each", 160, _mt_bench),
-    Scenario("mooncake", "conversations of the Mooncake trace, blocks shortened eightfold", 120, _mooncake),
+    Scenario("mixed", "shared and random", 230, _made_up("mixed")),
+    Scenario("random", "random alone", 64, _made_up("random")),
+    Scenario("mt_bench", "MT-bench", 110, _mt_bench),
+    Scenario("mooncake", "Mooncake", 110, _mooncake),
 )
