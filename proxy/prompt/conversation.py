@@ -74,7 +74,7 @@ def _content(role: str, content: Any, parts: Parts, mark: Mark) -> str | list[di
     marks: list[str] = []
     for one in given:
         text, is_media = _as_text(one, mark)
-        if text is not None:
+        if text:  # vLLM drops empty texts here, and keeps them in lists of parts
             (marks if is_media else texts).append(text)
     joined = "\n".join(texts)
     # As vLLM places media in templates that know of none: before the message's whole text.

@@ -9,7 +9,7 @@ exact mode for chats that have no template to be trusted.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final, Literal
 
@@ -17,7 +17,8 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.prompt import canonical
 from proxy.prompt.blocks import seed
-from proxy.prompt.keying import Chunk, Keying, Plan
+from proxy.prompt.cuts import Chunk
+from proxy.prompt.keying import Keying, Plan
 from proxy.prompt.media import Media
 from proxy.prompt.parse import Parsed
 from proxy.prompt.prompts import Prompt, Text, TokenIds, Unreadable
@@ -135,25 +136,19 @@ class Keyer:
     ) -> "Plan":
         root = self._root(parsed, "tokens", tokenizer.prefix if special else b"")
 
-        def chunks() -> Iterator[Chunk]:
-            for piece in pieces:
-                if isinstance(piece, str):
-                    yield from tokenizer.cuts.chunks(piece)
-                else:
-                    yield piece
-
         def encode(chunk: Chunk) -> bytes:
             return tokenizer.encode(chunk) if isinstance(chunk, str) else chunk
 
+        chunks = tokenizer.cuts.chunks(pieces)
         suffix = tokenizer.suffix if special else b""
         return Plan(
             root=root,
-            chunks=chunks(),
+            chunks=chunks,
             encode=encode,
             characters=sum(map(len, pieces)),
             affinity=_affinity(pieces, root.last),
             suffix=suffix,
-            is_kept=True,
+            kept=chunks,
             follow=None if suffix else tokenizer.encode,
             has_media=any(isinstance(piece, bytes) for piece in pieces),
         )

@@ -8,10 +8,8 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from proxy.prompt.cuts import Chunk, Chunks
 from proxy.prompt.segments import Node, Trie
-
-Chunk = str | bytes
-"""Text to be tokenized, or bytes that are tokens already."""
 
 
 @dataclass(slots=True)
@@ -24,8 +22,8 @@ class Plan:
     characters: int
     affinity: int
     suffix: bytes = b""
-    is_kept: bool = False
-    """Whether chunks go into the trie."""
+    kept: Chunks | None = None
+    """The same chunks, if they go into the trie."""
     follow: Callable[[str], bytes] | None = None
     """What an answer adds after the prompt; None where that is not known."""
     estimate: int | None = None
@@ -88,8 +86,8 @@ class Keying:
     def _start(self, plan: Plan) -> None:
         self.characters = plan.characters
         self.affinity = plan.affinity
-        if plan.is_kept:
-            self._waiting = self._trie.walk(plan.root, plan.chunks, self._path)
+        if plan.kept is not None:
+            self._waiting = self._trie.walk(plan.root, plan.kept, self._path)
         else:
             self._waiting = next(plan.chunks, None)
         node = self._path[-1] if self._path else plan.root
@@ -118,7 +116,7 @@ class Keying:
                 self._finish(plan)
                 self._trie.touch(self._path)
                 return
-            if plan.is_kept:
+            if plan.kept is not None:
                 node = self._trie.child(self._node, chunk)
                 self._node = node or self._trie.grow(self._node, chunk, plan.encode(chunk))
                 self._path.append(self._node)

@@ -57,9 +57,11 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Unreadable
-    if any(tool.get("type") != "function" for tool in tools):
-        raise Unreadable  # built-in, custom and MCP tools become prompt text by ways of the engine's own
-    return function_tools([{"type": "function", "function": tool} for tool in tools])
+    kinds = {tool.get("type") for tool in tools}
+    if kinds & {"custom", "namespace", "mcp"}:
+        raise Unreadable  # engines make functions of these in ways of their own; other tools they drop
+    functions = [{"type": "function", "function": tool} for tool in tools if tool.get("type") == "function"]
+    return function_tools(functions) if functions else []
 
 
 def _add(messages: list[Message], item: Any) -> None:

@@ -1,59 +1,25 @@
-"""Old turns are never tokenized or hashed again: a trie over chunks of the prompt's text.
+"""Old turns are never tokenized or hashed again: a trie over the chunks of prompts.
 
-A text is cut from the left, at places where no token can reach across: before the separator (the special
-token that begins each turn), and, in long stretches without one, before a space between two letters. Where
-the next cut is depends only on the text before it, so equal prefixes are cut equally. A node holds what its
-chunk added: the keys of the blocks it completed, and the tokens left over.
-
-Nodes live in one flat LRU, bounded in bytes. A node's name is a 128-bit hash of its chunk's text seeded with
-its parent's name, so names mean the same forever, evicted or not. The leaf of a path is touched first and its
+A node holds what its chunk added: the keys of the blocks it completed, and the tokens left over. Nodes live
+in one flat LRU, bounded in bytes. A node's name is a 128-bit hash of its chunk's text seeded with its
+parent's name, so names mean the same forever, evicted or not. The leaf of a path is touched first and its
 root last: parents outlive their children. Safe for one event loop and many threads.
 """
 
-import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from xxhash import xxh3_128_digest
 
 from proxy.prompt.blocks import TOKEN_BYTES, chain
-
-SHORTEST: Final = 256
-"""Characters: a separator closer to the last cut than this is not cut at; tiny turns share a chunk."""
-LONGEST: Final = 2048
-"""Characters: from here on the first safe place is cut at, separator or not."""
+from proxy.prompt.cuts import Chunk, Chunks
 
 _OVERHEAD: Final = 480
 """Bytes of a node beside its keys and tokens: objects, integers, name, entry in the map (measured)."""
-
-
-@dataclass(slots=True, frozen=True)
-class Cuts:
-    """Where a tokenizer's text may be cut without changing any token."""
-
-    separator: str | None = None
-    boundary: re.Pattern[str] | None = None
-
-    def chunks(self, text: str) -> Iterator[str]:
-        """Cut `text` from the left; the chunks joined are the text."""
-        separator, boundary = self.separator, self.boundary
-        at, end = 0, len(text)
-        turn = end if separator is None else 0
-        gap = end if boundary is None else 0
-        while at < end:
-            if turn < at + SHORTEST and separator is not None:
-                turn = text.find(separator, at + SHORTEST)
-                turn = end if turn < 0 else turn
-            if gap < at + LONGEST and boundary is not None:
-                match = boundary.search(text, at + LONGEST)
-                gap = end if match is None else match.start()
-            cut = min(turn, gap)
-            yield text[at:cut]
-            at = cut
 
 
 @dataclass(slots=True)
@@ -73,6 +39,8 @@ class Node:
     """How many tokens the whole prompt has so far."""
     characters: int
     """How long the whole prompt is so far: characters of text, bytes of what came as tokens."""
+    likely: int = 0
+    """Characters of the child that was last gone to."""
 
     def size(self) -> int:
         """Bytes it takes, about."""
@@ -98,30 +66,34 @@ class Trie:
         before = Node(name, _seed(name), array("Q"), seed, b"", 0, 0)
         return self.after(before, tokens, name)
 
-    def walk(self, node: Node, chunks: Iterator[str | bytes], path: list[Node]) -> str | bytes | None:
+    def walk(self, node: Node, chunks: Chunks, path: list[Node]) -> Chunk | None:
         """Follow `chunks` from `node` through what is known, adding each node to `path`; mark them as used.
 
         Returns the first chunk that is not known, None if all are.
         """
         known = self._nodes
-        try:
-            for chunk in chunks:
-                found = known.get(_name(node, chunk))
-                if found is None:
-                    return chunk
-                path.append(found)
-                node = found
-        finally:
-            self.touch(path)
-        return None
+        missed = None
+        while True:
+            likely = node.likely
+            if likely and (chunk := chunks.guess(likely)) and (found := known.get(_name(node, chunk))):
+                chunks.skip(likely)
+            elif (missed := next(chunks, None)) is None or (found := known.get(_name(node, missed))) is None:
+                break
+            else:
+                node.likely = len(missed) if isinstance(missed, str) else 0
+            path.append(found)
+            node = found
+        self.touch(path)
+        return missed
 
-    def child(self, parent: Node, chunk: str | bytes) -> Node | None:
+    def child(self, parent: Node, chunk: Chunk) -> Node | None:
         """Find the node of a chunk after `parent`."""
         return self._nodes.get(_name(parent, chunk))
 
-    def grow(self, parent: Node, chunk: str | bytes, tokens: bytes) -> Node:
+    def grow(self, parent: Node, chunk: Chunk, tokens: bytes) -> Node:
         """Compute the node of a chunk after `parent` from the chunk's tokens, and keep it."""
         node = self.after(parent, tokens, _name(parent, chunk), len(chunk))
+        parent.likely = len(chunk) if isinstance(chunk, str) else 0
         with self._lock:
             known = self._nodes.setdefault(node.name, node)
             if known is node:
@@ -155,7 +127,7 @@ def _seed(name: bytes) -> int:
     return int.from_bytes(name[:8], "little")
 
 
-def _name(parent: Node, chunk: str | bytes) -> bytes:
+def _name(parent: Node, chunk: Chunk) -> bytes:
     """Name a chunk after its parent. Text and the digest of media (bytes) never share a name."""
     if isinstance(chunk, str):
         return xxh3_128_digest(chunk.encode(), parent.seed)

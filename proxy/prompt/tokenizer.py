@@ -20,9 +20,9 @@ from typing import Any, Final
 import tokenizers
 
 from proxy.prompt import bpe
+from proxy.prompt.cuts import Cuts
 from proxy.prompt.probes import CHATS, texts
 from proxy.prompt.prompts import Unreadable
-from proxy.prompt.segments import Cuts
 from proxy.prompt.template import Template
 
 Encode = Callable[[str], bytes]
@@ -120,6 +120,7 @@ class Tokenizer:
         return (
             token is not None
             and not any(token[flag] for flag in ("lstrip", "rstrip", "single_word", "normalized"))
+            and not any(separator.endswith(separator[:n]) for n in range(1, len(separator)))
             and not any(other is not token and _overlap(separator, other["content"]) for other in self.added)
             and not _depends_on_position(self._exact)
         )
