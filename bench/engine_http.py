@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from bench.engine_call import Call, Usage
+from bench.engine_call import Call
 from bench.engine_errors import json_response
 from bench.engine_replica import Replica
 
@@ -45,11 +45,10 @@ def usage_json(call: Call, *, chat: bool, stream: bool) -> dict[str, Any]:
     return out
 
 
-def _running_usage(usage: Usage) -> str:
-    total = usage.prompt_tokens + usage.completion_tokens
+def _running_usage(prompt_tokens: int, sent: int) -> str:
     return (
-        f',"usage":{{"prompt_tokens":{usage.prompt_tokens},"total_tokens":{total},'
-        f'"completion_tokens":{usage.completion_tokens},"completion_tokens_details":null}}'
+        f',"usage":{{"prompt_tokens":{prompt_tokens},"total_tokens":{prompt_tokens + sent},'
+        f'"completion_tokens":{sent},"completion_tokens_details":null}}'
     )
 
 
@@ -144,21 +143,25 @@ class OpenAi:
         response = web.StreamResponse(headers=EVENT_STREAM)
         await response.prepare(request)
         opened: set[int] = set()
+        prompt_tokens, sent = call.usage.prompt_tokens, 0
         async for piece in call.pieces():
-            usage = _running_usage(call.usage) if running else ""
-            out = ""
+            out = usage = ""
             if chat and piece.choice not in opened:
                 opened.add(piece.choice)
-                opening = _running_usage(_before_first_token(call)) if running else ""
+                if running:
+                    usage = _running_usage(prompt_tokens, sent)
                 out = (
                     f'{head}{{"index":{piece.choice},"delta":{{"role":"assistant","content":""}},'
-                    f'"logprobs":null,"finish_reason":null}}]{opening},'
+                    f'"logprobs":null,"finish_reason":null}}]{usage},'
                     f'"prompt_token_ids":null,"prompt_text":null}}\n\n'
                 )
             last = len(piece.texts) - 1
             for position, text in enumerate(piece.texts):
                 reason = piece.finish_reason if position == last else None
                 token = _chat_token if chat else _text_token
+                sent += 1
+                if running:
+                    usage = _running_usage(prompt_tokens, sent)
                 out += f"{head}{token(piece.choice, text, reason)}]{usage}}}\n\n"
             await response.write(out.encode())
         tail = ""
@@ -168,11 +171,6 @@ class OpenAi:
         await response.write((tail + "data: [DONE]\n\n").encode())
         await response.write_eof()
         return response
-
-
-def _before_first_token(call: Call) -> Usage:
-    usage = call.usage
-    return Usage(usage.prompt_tokens, 0, usage.cached_tokens, usage.created_tokens)
 
 
 def _chat_token(index: int, text: str, reason: str | None) -> str:

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from bench.capacity import round_robin_capacity
-from bench.demo import at_rate
 from bench.engine_prompt import EnginePrompt
 from bench.plan import Planned, ceilings, prepare, tokens_per_word
 from bench.profiles import profile
+from bench.windows import at_rate
 from bench.workloads import Shape, generate
 
 PROMPT = EnginePrompt()

@@ -79,11 +79,13 @@ def test_the_gain_is_how_much_lower_the_time_and_how_many_points_more_hits():
 
 def test_tables_say_simulated_and_show_every_policy():
     runs, _ = two_runs()
-    console = Console(record=True, width=100)
-    report.print_tables(console, report.result(runs, workload={}, simulated=True))
+    console = Console(record=True, width=80)
+    report.print_table(console, "mixed", [("", runs)], simulated=True)
+    report.print_shares(console, runs)
     text = console.export_text()
 
-    assert "simulated" in text
+    assert "SIMULATED" in text
+    assert "a: 11" in text
     assert "round_robin" in text
     assert "prefix_cost" in text
     assert "50.0%" in text
