@@ -87,7 +87,7 @@ def _add(messages: list[Message], message: Any) -> None:
     if not isinstance(message, dict):
         raise Unreadable
     role, content = message.get("role"), message.get("content")
-    if role not in {"user", "assistant", "system"}:
+    if not isinstance(role, str) or role not in {"user", "assistant", "system"}:
         raise Unreadable
     if role == "system":
         texts = _system_texts(content)

@@ -57,7 +57,7 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Unreadable
-    kinds = {tool.get("type") for tool in tools}
+    kinds = {kind for tool in tools if isinstance(kind := tool.get("type"), str)}
     if kinds & {"custom", "namespace", "mcp"}:
         raise Unreadable  # engines make functions of these in ways of their own; other tools they drop
     functions = [{"type": "function", "function": tool} for tool in tools if tool.get("type") == "function"]
