@@ -18,6 +18,8 @@ _FILLED = re.compile(rb'"choices"\s*:\s*\[\s*[^\]\s]')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END = 4
+_FINISH_BYTES = 32
+"""Enough of what was sent to find a finish reason that was cut in two."""
 _DATA = b"data:"
 
 
@@ -32,13 +34,14 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class UsageFilter:
     """Takes a stream of events in, gives it out without the usage-only one."""
 
-    __slots__ = ("_finished", "_held", "_passing", "_tail")
+    __slots__ = ("_finished", "_held", "_passing", "_sent", "_tail")
 
     def __init__(self) -> None:
         self._held = b""  # the undecided start of an event
         self._passing = False  # the rest of this event passes
         self._tail = b""  # its last bytes, in case the end of the event is cut in two
         self._finished = False
+        self._sent = b""  # the last bytes sent, until a finish reason was seen
 
     @property
     def holding(self) -> bool:
@@ -48,7 +51,7 @@ class UsageFilter:
     def feed(self, payload: bytes) -> bytes:
         """Take in payload bytes; give those that may be sent now."""
         if not self._held and not self._passing and payload.endswith(b"\n\n") and not _EMPTY.search(payload):
-            self._finished = self._finished or _FINISH.search(payload) is not None
+            self._look_for_finish(payload)
             return payload  # the usual case: whole events, and none of them the usage chunk
         return self._feed(payload)
 
@@ -57,7 +60,14 @@ class UsageFilter:
         held, self._held = self._held, b""
         if held:
             self._passing, self._tail = True, held[1 - _LONGEST_END :]
+            self._look_for_finish(held)
         return held
+
+    def _look_for_finish(self, sent: bytes) -> None:
+        if not self._finished:
+            seen = self._sent + sent
+            self._finished = _FINISH.search(seen) is not None
+            self._sent = seen[-_FINISH_BYTES:]
 
     def _feed(self, payload: bytes) -> bytes:
         out: list[bytes] = []
@@ -88,7 +98,7 @@ class UsageFilter:
                 self._passing, self._tail = True, event[1 - _LONGEST_END :]
             break
         sent = b"".join(out)
-        self._finished = self._finished or _FINISH.search(sent) is not None
+        self._look_for_finish(sent)
         return sent
 
 
@@ -104,6 +114,6 @@ def _is_usage_only(event: bytes) -> bool:
         return False
     try:
         chunk = _decode(event[len(_DATA) :])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return False
     return not chunk.choices and bytes(chunk.usage) != b"null"
