@@ -27,7 +27,9 @@ MAX_TRAILER = 16384
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
+# No space before an extension: strict readers refuse it, and the line may be passed on as it is.
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\r\n\0]*|[ \t]*)\r\n")
+_PLAIN_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
@@ -153,29 +155,34 @@ _SIZE, _PAYLOAD, _PAYLOAD_END, _TRAILER = range(4)
 class ChunkedBody:
     """Finds the payload and the end of a chunked body, however the bytes are cut."""
 
-    __slots__ = ("_left", "_line", "_state", "_trailer", "done")
+    __slots__ = ("_left", "_line", "_state", "_trailer", "done", "excess", "whole")
 
     def __init__(self) -> None:
         self.done = False
+        self.excess = False
+        """Bytes came that do not belong to this body."""
+        self.whole = False
+        """What was fed last was one whole chunk, without extensions, and can be passed on as it is."""
         self._state = _SIZE
         self._line = b""  # the start of a line whose end has not come
         self._left = 0  # payload bytes of this chunk still to come
         self._trailer = 0
 
-    def feed(self, wire: bytes) -> tuple[bytes, int]:
-        """Take in bytes; give (payload in them, how many of them belong to this body). Raises Malformed."""
+    def feed(self, wire: bytes) -> bytes:
+        """Take in bytes; give the payload in them. Raises Malformed."""
         if self._state == _SIZE and not self._line:  # the usual case: one read, one chunk
-            match = _CHUNK.match(wire)
+            match = _PLAIN_CHUNK.match(wire)
             if match is not None:
                 start = match.end()
                 size = int(match[1], 16)
                 if size and start + size + 2 == len(wire) and wire.endswith(b"\r\n"):
-                    return wire[start:-2], len(wire)
+                    self.whole = True
+                    return wire[start:-2]
+        self.whole = False
         return self._feed(wire)
 
-    def _feed(self, wire: bytes) -> tuple[bytes, int]:
-        carried = len(self._line)
-        if carried:
+    def _feed(self, wire: bytes) -> bytes:
+        if self._line:
             wire, self._line = self._line + wire, b""
         payload: list[bytes] = []
         at, end = 0, len(wire)
@@ -210,7 +217,8 @@ class ChunkedBody:
                     raise Malformed("too long a trailer")
                 self.done = line_end == at
                 at = line_end + 2
-        return b"".join(payload), at - carried
+        self.excess = at < end
+        return b"".join(payload)
 
     def _keep(self, line: bytes) -> None:
         if self._state == _PAYLOAD_END and line != b"\r":
