@@ -14,7 +14,14 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from proxy.errors import BadRequest, HeadersTooLarge, InternalError, ProxyError
+from proxy.errors import (
+    BadRequest,
+    ExpectationFailed,
+    HeadersTooLarge,
+    InternalError,
+    ProxyError,
+    TooLarge,
+)
 from proxy.relay import Relay
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -106,6 +113,8 @@ def answer(error: ProxyError) -> web.Response:
     response = web.Response(status=error.status, body=error.body(), content_type="application/json")
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, TooLarge | ExpectationFailed):  # the request's body was not read to its end
+        response.force_close()
     return response
 
 
