@@ -327,7 +327,7 @@ class _Attempt:
             if usage.prompt is not None:
                 if pool.learn(work.keying, usage.prompt, work.route.sequences):
                     self._dispatcher.pools.give_up_tokenizer(pool)
-                self._replica.saw_usage(cached=usage.cached is not None)
+                self._replica.saw_usage(cached=usage.cached is not None, denied=not usage.tells_cached)
             text = tap.text()
             if text and work.route.sequences == 1:
                 held = pool.extend(work.keying, text)

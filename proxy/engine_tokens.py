@@ -61,6 +61,8 @@ class EngineTokens:
         self._seconds = seconds
         self._cache: OrderedDict[bytes, array[int]] = OrderedDict()
         self._cached = 0
+        self.trouble = ""
+        """Why the last prompt was not tokenised; empty if it was."""
 
     async def tokens(self, model: str, endpoint: Endpoint, body: bytes) -> array[int] | None:
         """The token ids of a request's prompt, as an engine that serves `model` gives them, if it does."""
@@ -111,9 +113,12 @@ class EngineTokens:
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
                 if response.status != 200:
+                    self.trouble = f"/tokenize of replica {replica.name} answered {response.status}"
                     return None
+                self.trouble = ""
                 return array("I", msgspec.json.decode(await response.read(), type=_Tokens).tokens)
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, OverflowError, TypeError):
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, OverflowError, TypeError) as error:
+            self.trouble = f"/tokenize of replica {replica.name} failed ({type(error).__name__})"
             return None
 
 

@@ -35,19 +35,34 @@ INLINE_CHARACTERS = 8192
 """A cold prompt up to this long is tokenised on the spot: a thread costs as much."""
 PRIORITIES = frozenset(("interactive", "standard", "batch"))
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_REQUEST_ID_FIELD = frozenset((b"x-request-id",))
 _AUTHORIZATION = frozenset((b"authorization",))
 _CODING = frozenset((b"content-encoding",))
+_MODEL_FIELD = re.compile(rb'[; ]name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
 class _Named(msgspec.Struct):
     model: str | None = None
 
 
-def _model_of(body: bytes) -> str | None:
+def _model_of(body: bytes, kind: str) -> str | None:
+    """The model that a request names which is only passed on; None if it names none."""
+    if kind == "multipart/form-data":
+        field = _MODEL_FIELD.search(body)
+        return None if field is None else field[1].decode("utf-8", "replace")
+    if kind != "application/json":
+        return None
     try:
         return msgspec.json.decode(body, type=_Named).model
     except (msgspec.MsgspecError, RecursionError):
         return None
+
+
+def _renamed(body: bytes, model: str, kind: str) -> bytes:
+    if kind != "multipart/form-data":
+        return splice_model(body, model)
+    field = _MODEL_FIELD.search(body)
+    return body if field is None else body[: field.start(1)] + model.encode() + body[field.end(1) :]
 
 
 class Exchanges:
@@ -79,21 +94,21 @@ class Exchanges:
         self._budget_seconds = settings.tokenizer_budget_ms / 1000
         self._ask_usage = settings.stream_usage == "auto"
         self._own_auth: list[tuple[bytes, bytes]] = []
-        self._drop: frozenset[bytes] = frozenset()
+        self._drop = _REQUEST_ID_FIELD
         if settings.replace_auth and settings.upstream_api_key is not None:
             key = settings.upstream_api_key.get_secret_value().encode()
             self._own_auth = [(b"Authorization", b"Bearer " + key)]
-            self._drop = _AUTHORIZATION
+            self._drop |= _AUTHORIZATION
 
     async def generate(self, request: web.BaseRequest, endpoint: Endpoint, target: str) -> web.StreamResponse:
         """Answer a request whose prompt decides where it goes."""
         record = self._record(request, endpoint.value)
-        return await self._told(record, self._generate(request, endpoint, target, record))
+        return await self._told(request, record, self._generate(request, endpoint, target, record))
 
     async def passthrough(self, request: web.BaseRequest, target: str) -> web.StreamResponse:
         """Answer a request that any replica of its model may take: the least loaded one does."""
         record = self._record(request, "passthrough")
-        return await self._told(record, self._passthrough(request, target, record))
+        return await self._told(request, record, self._passthrough(request, target, record))
 
     def _record(self, request: web.BaseRequest, endpoint: str) -> Record:
         given = request.headers.get("X-Request-Id", "")
@@ -105,7 +120,7 @@ class Exchanges:
         return record
 
     async def _told(
-        self, record: Record, work: Coroutine[Any, Any, web.StreamResponse]
+        self, request: web.BaseRequest, record: Record, work: Coroutine[Any, Any, web.StreamResponse]
     ) -> web.StreamResponse:
         """Do the work, turn what it raises into an answer, and tell the request once it has ended."""
         try:
@@ -114,7 +129,7 @@ class Exchanges:
             record.status, record.reason = error.status, error.code
             if record.outcome == "ok":
                 record.outcome = "rejected"
-            return self._answer(error, record)
+            return self._answer(request, error, record)
         except ClientGone:
             record.outcome, record.status = "client_closed", record.status or 499
             return RELAYED_LAST
@@ -124,14 +139,16 @@ class Exchanges:
         except Exception:  # noqa: BLE001 - the last resort of a request
             logger.exception("request %s failed in the proxy", record.id)
             record.status, record.outcome, record.reason = 500, "rejected", "internal_error"
-            return self._answer(InternalError("the proxy failed; its log says why"), record)
+            return self._answer(request, InternalError("the proxy failed; its log says why"), record)
         finally:
             record.e2e = monotonic() - record.started
             self._metrics.book(record)
             self._log.write(record)
 
-    def _answer(self, error: ProxyError, record: Record) -> web.StreamResponse:
+    def _answer(self, request: web.BaseRequest, error: ProxyError, record: Record) -> web.StreamResponse:
         response = answer(error)
+        if not request.content.is_eof():  # what is left of the body is not worth reading
+            response.force_close()
         response.headers["x-request-id"] = record.id
         if record.attempts:
             response.headers["x-warmroute-attempts"] = str(record.attempts)
@@ -197,11 +214,12 @@ class Exchanges:
     async def _passthrough(self, request: web.BaseRequest, target: str, record: Record) -> web.StreamResponse:
         body = await bodies.read(request, self._body_limit)
         name = ""
-        if body and request.content_type == "application/json" and (asked := _model_of(body)) is not None:
+        asked = _model_of(body, request.content_type)
+        if asked is not None:
             model = self._pools.resolve(asked)
             name = record.model = model.name
             if model.alias:
-                body = splice_model(body, name)
+                body = _renamed(body, name, request.content_type)
         return await self._send(request, record, RouteRequest(name), self._by_load, target, body)
 
     async def _send(
@@ -219,8 +237,7 @@ class Exchanges:
         record.policy = self._policy if router is self._by_policy else "least_load"
         fields = forwardable(request.raw_headers, self._drop if drop is None else drop)
         fields += self._own_auth
-        if "X-Request-Id" not in request.headers:
-            fields.append((b"X-Request-Id", record.id.encode()))
+        fields.append((b"X-Request-Id", record.id.encode()))
         has_body = bool(body) or request.method in ("POST", "PUT", "PATCH")
         work = Work(
             request,

@@ -64,10 +64,15 @@ class Replica:
         """The name in settings, headers and metrics."""
         return self.view.name
 
-    def saw_usage(self, *, cached: bool) -> None:
-        """A reply told usage, with or without cached tokens: many without, and never one with, say no."""
+    def saw_usage(self, *, cached: bool, denied: bool = False) -> None:
+        """A reply told usage, with cached tokens or without.
+
+        `denied`: with a null in their place. Many without, and never one with, say no too.
+        """
         if cached:
-            self.reports_cached, self._without = True, 0
+            self.reports_cached = True
+        elif denied:
+            self.reports_cached = False
         elif self.reports_cached is None:
             self._without += 1
             if self._without >= USAGE_WITHOUT_CACHED:

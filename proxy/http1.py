@@ -28,7 +28,7 @@ MAX_TRAILER = 16384
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
 # No space before an extension: strict readers refuse it, and the line may be passed on as it is.
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\r\n\0]*|[ \t]*)\r\n")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 _PLAIN_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 

@@ -72,6 +72,11 @@ class ModelPool:
             return "loading"
         return "engine" if self.engine_tokens is not None else self.keyer.mode
 
+    @property
+    def degraded(self) -> str:
+        """Why prompts are not keyed as tokens, if they are not."""
+        return self.why or (self.engine_tokens.trouble if self.engine_tokens is not None else "")
+
     def block_tokens(self, keying: Keying) -> float:
         """Prompt tokens that a block of this prompt stands for."""
         if self.keyer is None or keying.counts_exactly:
@@ -171,7 +176,7 @@ class Pools:
                 "replicas": len(self._fleet.candidates(target.name)),
                 "tokenizer": target.pool.mode,
                 "block_size": target.pool.block_size,
-                **({"degraded": target.pool.why} if target.pool.why else {}),
+                **({"degraded": target.pool.degraded} if target.pool.degraded else {}),
             }
             for name, target in self._targets.items()
         }

@@ -58,9 +58,6 @@ class Limits:
     header_bytes: int
 
 
-_VERBATIM, _CHUNKED, _RAW = range(3)
-
-
 class Relay:
     """Reads one response from an upstream connection and writes it to a client."""
 
@@ -68,6 +65,7 @@ class Relay:
         "_chunks",
         "_client",
         "_connection",
+        "_encode_chunks",
         "_ended",
         "_filter",
         "_head",
@@ -77,7 +75,6 @@ class Relay:
         "_left",
         "_limits",
         "_loop",
-        "_mode",
         "_no_body",
         "_on_first_token",
         "_paused_at",
@@ -121,7 +118,7 @@ class Relay:
         self._head = b""
         self._chunks: ChunkedBody | None = None
         self._left: int | None = None
-        self._mode = _VERBATIM
+        self._encode_chunks = False
         self._reusable = False
         self._pending = b""
         self._filter: usage_stream.UsageFilter | None = None
@@ -253,9 +250,9 @@ class Relay:
             if head.length is not None and self._filter is None:
                 lines.append(b"Content-Length: %d\r\n" % head.length)
             elif self._http10:
-                self._mode, self.client_keep_alive = _RAW, False
+                self.client_keep_alive = False
             else:
-                self._mode = _VERBATIM if head.chunked and self._filter is None else _CHUNKED
+                self._encode_chunks = True
                 lines.append(b"Transfer-Encoding: chunked\r\n")
         if not self.client_keep_alive:
             lines.append(b"Connection: close\r\n")
@@ -267,25 +264,25 @@ class Relay:
     def _read_body(self, wire: bytes) -> None:
         done = excess = False
         if self._chunks is not None:
-            payload, used = self._chunks.feed(wire)
-            done, excess = self._chunks.done, used < len(wire)
-            if excess:
-                wire = wire[:used]
+            payload = self._chunks.feed(wire)
+            done, excess = self._chunks.done, self._chunks.excess
         elif self._left is not None:
             excess = len(wire) > self._left
-            payload = wire = wire[: self._left] if excess else wire
+            payload = wire[: self._left] if excess else wire
             self._left -= len(payload)
             done = not self._left
         else:
             payload = wire
         if payload and self.tap is not None and self.tap.feed(payload, self._last_read):
             self._on_first_token(self._last_read)
-        if self._mode == _VERBATIM:
+        if self._filter is not None:
+            self._write(self._encode(self._filter.feed(payload)))
+            if self._filter.holding and self._timer is None:
+                self._timer = self._loop.call_later(usage_stream.HOLD_SECONDS, self._release_held)
+        elif self._encode_chunks and self._chunks is not None and self._chunks.whole:
             self._write(wire)
         else:
-            self._write(self._encode(self._filter.feed(payload) if self._filter is not None else payload))
-            if self._filter is not None and self._filter.holding and self._timer is None:
-                self._timer = self._loop.call_later(usage_stream.HOLD_SECONDS, self._release_held)
+            self._write(self._encode(payload))
         if done:
             self._end_body()
             self._reusable = self._reusable and not excess
@@ -297,15 +294,13 @@ class Relay:
             self._write(self._encode(self._filter.release()))
 
     def _encode(self, payload: bytes) -> bytes:
-        if not payload or self._mode != _CHUNKED:
+        if not payload or not self._encode_chunks:
             return payload
         return b"%x\r\n%b\r\n" % (len(payload), payload)
 
     def _end_body(self) -> None:
-        if self._mode == _VERBATIM:
-            return
         held = self._encode(self._filter.release()) if self._filter is not None else b""
-        self._write(held + (b"0\r\n\r\n" if self._mode == _CHUNKED else b""))
+        self._write(held + b"0\r\n\r\n" if self._encode_chunks else held)
 
     def _write(self, chunk: bytes) -> None:
         if self._pending:

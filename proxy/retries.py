@@ -3,7 +3,7 @@
 from collections import deque
 
 WINDOW_SECONDS = 10.0
-FLOOR = 3
+FLOOR = 10
 """Retries that are always allowed in a window, so that a quiet proxy can save a request too."""
 
 

@@ -31,6 +31,8 @@ class Usage:
     prompt: int | None = None
     cached: int | None = None
     completion: int | None = None
+    tells_cached: bool = True
+    """False if the engine sent a null where cached tokens would be: it does not count them."""
 
 
 _NOTHING = frozenset((b"null", b"[]", b'""'))
@@ -43,7 +45,7 @@ class _Details(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: _Details | msgspec.UnsetType | None = msgspec.UNSET
     input_tokens: int | None = None
     output_tokens: int | None = None
     input_tokens_details: _Details | None = None
@@ -236,11 +238,12 @@ class Tap:
         seen = self.usage
         if usage.prompt_tokens is not None:
             details = usage.prompt_tokens_details
-            cached = details.cached_tokens if details is not None else None
+            cached = details.cached_tokens if isinstance(details, _Details) else None
             self.usage = Usage(
                 usage.prompt_tokens,
                 cached if cached is not None else seen.cached,
                 usage.completion_tokens,
+                tells_cached=details is not None,
             )
         elif usage.input_tokens is not None and usage.input_tokens_details is not None:  # responses
             self.usage = Usage(

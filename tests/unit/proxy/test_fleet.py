@@ -82,7 +82,9 @@ def test_a_first_token_moves_load_from_prefill_to_decode(fleet: Fleet, clock: Cl
     assert load(fleet, "a") == (2, 2, 0)
 
 
-def test_an_answer_in_one_piece_leaves_prefill_when_it_is_overdue_and_teaches_nothing(fleet: Fleet, clock: Clock):
+def test_an_answer_in_one_piece_leaves_prefill_when_it_is_overdue_and_teaches_nothing(
+    fleet: Fleet, clock: Clock
+):
     rate = fleet.replicas["a"].view.prefill_rate
     fleet.reserve("a", 800, 1, stream=False)
     clock.now += 0.1

@@ -58,9 +58,9 @@ def test_what_vllm_says_of_itself():
 def test_M03_a_renamed_or_missing_metric_is_unknown_not_zero():
     assert describe.kv_usage('vllm:kv_cache_usage_perc{engine="0"} 0.5\n') == 0.5
     assert describe.kv_usage('vllm:gpu_cache_usage_perc{engine="0"} 0.25\n') == 0.25
-    assert describe.kv_usage('vllm:kv_cache_usage_perc{e="0"} 0.2\nvllm:kv_cache_usage_perc{e="1"} 0.4\n') == (
-        pytest.approx(0.3)
-    )
+    assert describe.kv_usage(
+        'vllm:kv_cache_usage_perc{e="0"} 0.2\nvllm:kv_cache_usage_perc{e="1"} 0.4\n'
+    ) == (pytest.approx(0.3))
     assert describe.kv_usage('sglang:token_usage{tp_rank="0"} 0.75\n') == 0.75
     assert describe.kv_usage("vllm:kv_cache_usage_perc NaN\n") is None
     assert describe.kv_usage("") is None

@@ -1,12 +1,17 @@
 """Hiding the usage chunk: nothing else is lost, changed or held."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.usage_stream import UsageFilter
 
 ROLE = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"a\\"choices\\":[]"}}]}\n\n'
-LAST = b'data: {"id":"1","choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}\n\n'
+LAST = (
+    b'data: {"id":"1","choices":[{"index":0,"delta":{},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":3}}\n\n'
+)
 USAGE = b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":3}}\n\n'
 SPACED = b'data: {"id": "1", "choices": [ ], "usage": {"prompt_tokens": 3}}\r\n\r\n'
 EMPTY = b'data: {"id":"1","choices":[],"prompt_filter_results":[]}\n\n'
@@ -19,7 +24,7 @@ EVENTS = (ROLE, LAST, EMPTY, NULL, COMMENT, b"event: x\ndata: {}\n\n", b"\n\n", 
 def run(stream: bytes, cuts: list[int]) -> bytes:
     usage_filter, out = UsageFilter(), b""
     edges = sorted({0, len(stream), *cuts})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         out += usage_filter.feed(stream[start:end])
     return out + usage_filter.release()
 
