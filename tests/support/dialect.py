@@ -35,9 +35,9 @@ def event(value: Any) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def delta(text: str, **fields: Any) -> bytes:
+def delta(text: str, *, finish_reason: str | None = None, **fields: Any) -> bytes:
     """An event with a piece of a chat answer."""
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}
     return event({"id": "c-1", "object": "chat.completion.chunk", "choices": [choice], **fields})
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from proxy.app import Proxy
 
+from proxy.app import Proxy
 from proxy.config import Settings
 from tests.support.client import exchange
 from tests.support.eventually import eventually

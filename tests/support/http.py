@@ -144,7 +144,7 @@ class Reader:
                     case _:
                         return False
         except h11.RemoteProtocolError as error:
-            if not raw and ("without sending complete message body" in str(error) or not self._fed):
+            if not raw:  # the peer ended before the message did
                 return False
             raise MalformedError(str(error)) from error
 

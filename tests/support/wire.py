@@ -88,5 +88,6 @@ class Wire(asyncio.Protocol):
 
     def reset(self) -> None:
         """RST: linger for zero seconds, then close."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
+        if not self.transport.is_closing():
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()

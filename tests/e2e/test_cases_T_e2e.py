@@ -1,0 +1,362 @@
+"""T, end to end: prompts of every shape (T05, T08), long ones (T10), and what is no request at all (T11)."""
+
+import asyncio
+import json
+
+import pytest
+
+from proxy.app import Proxy
+from tests.support import dialect
+from tests.support.client import Client, exchange
+from tests.support.eventually import eventually
+from tests.support.fixtures import ask, idle, in_flight, metric, total
+from tests.support.http import request
+from tests.support.upstream import Exchange, Upstream
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+MESSAGES = {
+    "two-texts": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    ],
+    "one-text": [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+    "null-with-tool-calls": [
+        {"role": "user", "content": "x"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "y"},
+    ],
+    "empty": [],
+    "empty-content": [{"role": "user", "content": ""}],
+    "no-content": [{"role": "user"}],
+    "odd-role": [{"role": "wizard", "content": "x"}],
+    "number": [{"role": "user", "content": 7}],
+    "not-a-message": ["x", 7, None],
+    "null": None,
+    "string": "hi",
+    "object": {"role": "user"},
+    "unknown-part": [{"role": "user", "content": [{"type": "hologram", "hologram": {}}]}],
+    "null-part": [{"role": "user", "content": [None, 7, "x", {}]}],
+}
+PROMPTS = [
+    "",
+    [],
+    [""],
+    [[]],
+    [1, 2, 3],
+    [[1], [2, 3]],
+    ["a", "b"],
+    [1, "a"],
+    None,
+    7,
+    {},
+    [-1],
+    [2**70],
+    [1.5],
+    [True],
+]
+
+
+@pytest.mark.parametrize("shape", MESSAGES)
+async def test_T05_messages_of_every_shape_reach_the_engine(upstream, proxy_factory, shape):
+    proxy = await proxy_factory(upstream)
+    await judged_by_the_engine(upstream, proxy, CHAT, dialect.body(messages=MESSAGES[shape]))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=repr)
+async def test_T05_prompts_of_every_shape_reach_the_engine(upstream, proxy_factory, prompt):
+    proxy = await proxy_factory(upstream)
+    await judged_by_the_engine(upstream, proxy, COMPLETIONS, dialect.body(prompt=prompt))
+
+
+async def test_T05_a_body_without_a_prompt_reaches_the_engine(upstream, proxy_factory):
+    proxy = await proxy_factory(upstream)
+    for path in (*dialect.routes(), "/v1/embeddings", "/v1/rerank"):
+        await judged_by_the_engine(upstream, proxy, path, b'{"model":"m"}')
+
+
+async def judged_by_the_engine(upstream: Upstream, proxy: Proxy, path: str, sent: bytes) -> None:
+    """The body gets there as it is, and the engine's 400 comes back as it is."""
+
+    async def refuse(exchange: Exchange) -> None:
+        await exchange.answer(b'{"object":"error","code":400}', "400 Bad Request")
+
+    upstream.behaviour = refuse
+    before = len(upstream.requests)
+    response = await exchange(proxy.port, "POST", path, sent)
+    assert (response.status, response.body) == (400, b'{"object":"error","code":400}')
+    assert len(upstream.requests) == before + 1
+    assert upstream.last.body == sent
+    await idle(proxy)
+
+
+LONE = b"\\ud800 hi"
+SURROGATES = {
+    "content": b'{"model":"m","messages":[{"role":"user","content":"%b"}]}',
+    "part": b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"%b"}]}]}',
+    "role": b'{"model":"m","messages":[{"role":"%b","content":"x"}]}',
+    "user": b'{"model":"m","user":"%b","messages":[{"role":"user","content":"x"}]}',
+    "salt": b'{"model":"m","cache_salt":"%b","messages":[{"role":"user","content":"x"}]}',
+    "tool-arguments": b'{"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1",'
+    b'"type":"function","function":{"name":"f","arguments":"%b"}}]}]}',
+    "tool": b'{"model":"m","tools":[{"type":"function","function":{"name":"%b"}}],"messages":[{"role":"user",'
+    b'"content":"x"}]}',
+    "key": b'{"model":"m","%b":1,"messages":[{"role":"user","content":"x"}]}',
+    "model": b'{"model":"%b","messages":[{"role":"user","content":"x"}]}',
+}
+
+
+@pytest.mark.parametrize(
+    "lone", [LONE, b"\\udfff", b"x\\ud83dx", b"\xed\xa0\x80"], ids=["high", "low", "mid", "raw"]
+)
+@pytest.mark.parametrize("where", SURROGATES)
+async def test_T08_lone_surrogate_is_routed_by_load(upstream, proxy_factory, where, lone):
+    proxy = await proxy_factory(upstream)
+    sent = SURROGATES[where] % lone
+    response = await exchange(proxy.port, "POST", CHAT, sent, [("X-Session-Id", "s\xe9\xff")])
+    if response.status == 200:
+        assert upstream.last.body == sent
+    else:
+        assert response.status in ({400, 404} if where == "model" else {400})
+        assert response.error
+        assert not upstream.requests
+    bytes((await ask(proxy, "/metrics")).body).decode()
+    assert (await exchange(proxy.port, "POST", CHAT, dialect.chat())).status == 200
+    await idle(proxy)
+
+
+@pytest.mark.parametrize("prompt", [LONE, b"\\udc00"], ids=["high", "low"])
+async def test_T08_a_lone_surrogate_in_a_prompt(upstream, proxy_factory, prompt):
+    proxy = await proxy_factory(upstream)
+    for path, sent in [
+        (COMPLETIONS, b'{"model":"m","prompt":"%b"}' % prompt),
+        (COMPLETIONS, b'{"model":"m","prompt":["a","%b"]}' % prompt),
+        ("/v1/responses", b'{"model":"m","input":"%b"}' % prompt),
+        ("/v1/embeddings", b'{"model":"m","input":["%b"]}' % prompt),
+        ("/v1/rerank", b'{"model":"m","query":"%b","documents":["a"]}' % prompt),
+        ("/v1/messages", b'{"model":"m","max_tokens":1,"system":"%b","messages":[]}' % prompt),
+        ("/generate", b'{"text":"%b"}' % prompt),
+    ]:
+        response = await exchange(proxy.port, "POST", path, sent)
+        assert response.status in {200, 400}, path
+        if response.status == 200:
+            assert upstream.last.body == sent
+        else:
+            assert response.error
+
+
+async def test_T10_the_proxy_answers_while_long_prompts_come_in(upstream, proxy_factory):
+    proxy = await proxy_factory(upstream, tokenizer_budget_ms=1)
+    release = asyncio.Event()
+
+    async def behave(exchange: Exchange) -> None:
+        if b'"stream": true' in exchange.request.body:
+            await exchange.open_stream()
+            while not release.is_set():
+                await exchange.event(dialect.delta("x"))
+                await asyncio.sleep(0.01)
+            await exchange.event(dialect.DONE)
+            await exchange.end_stream()
+        else:
+            await release.wait()
+            await Upstream.reply(exchange)
+
+    upstream.behaviour = behave
+    streams = [await Client.connect(proxy.port) for _ in range(5)]
+    for each in streams:
+        await each.send(request("POST", CHAT, dialect.chat(stream=True)))
+        await each.until(dialect.delta("x"))
+    long = [await Client.connect(proxy.port) for _ in range(8)]
+    for at, each in enumerate(long):
+        await each.send(request("POST", COMPLETIONS, dialect.body(prompt=f"{at} long " * 64_000)))
+        assert (await ask(proxy, "/health")).status == 200
+    await eventually(lambda: len(upstream.requests) == 13, "every prompt is sent, keyed or not")
+    assert await in_flight(proxy) == [13]
+    release.set()
+    for each in streams:
+        response = await each.response()
+        assert response.complete
+        assert response.body.replace(dialect.delta("x"), b"") == dialect.DONE
+    for each in long:
+        assert (await each.response()).status == 200
+    await idle(proxy)
+
+
+async def test_T10_a_tokenizer_that_cannot_be_had_is_asked_for_once(upstreams, proxy_factory, monkeypatch):
+    """The hub is a server here that answers 503; what is asked of it must not grow with the requests."""
+    hub, replica = await upstreams(2)
+
+    async def refuse(exchange: Exchange) -> None:
+        await exchange.answer(b"", "503 Down")
+
+    hub.behaviour = refuse
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    proxy = await proxy_factory(replica, tokenizer="auto")
+
+    async def degraded() -> bool:
+        modes = await metric(proxy, "warmroute_tokenizer_mode", model="m", mode="bytes")
+        return bool(sum(modes.values()))
+
+    await eventually(degraded, within=60)
+    asked = len(hub.requests)
+    for _ in range(20):
+        assert (await exchange(proxy.port, "POST", CHAT, dialect.chat())).status == 200
+    assert len(hub.requests) == asked
+    ready = await ask(proxy, "/ready")
+    assert ready.status == 200
+    assert b"bytes" in ready.body
+
+
+NOT_OBJECTS = {
+    "open-brace": b"{",
+    "nothing": b"",
+    "array": b"[]",
+    "null": b"null",
+    "string": b'"hi"',
+    "ff": b"\xff",
+    "space": b" \n",
+    "deep-array": b"[" * 100_000,
+    "deep-object": b'{"a":' * 100_000,
+    "number": b"9" * 5000,
+    "trailing": b"{} x",
+    "two": b"{}{}",
+    "single-quotes": b"{'model':'m'}",
+    "truncated": dialect.chat()[:-3],
+    "nul": b"\0" * 10,
+    "control": b'{"model":"m","messages":[{"role":"user","content":"a\nb"}]}',
+}
+ROUTED = [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank", "/generate"]
+
+
+@pytest.mark.parametrize("raw", NOT_OBJECTS.values(), ids=NOT_OBJECTS)
+async def test_T11_what_is_no_json_object_is_a_400(upstream, proxy_factory, raw):
+    proxy = await proxy_factory(upstream)
+    for path in ROUTED:
+        response = await exchange(proxy.port, "POST", path, raw)
+        assert response.status == 400, path
+        assert response.error["type"] == "invalid_request_error"
+    assert not upstream.requests
+    assert await in_flight(proxy) == [0]
+    assert await total(proxy, "warmroute_replica_failures_total") == 0
+    assert (await exchange(proxy.port, "POST", CHAT, dialect.chat())).status == 200
+
+
+REST = b'"messages":[{"role":"user","content":"x"}]}'
+DEEP = b"[" * 100_000 + b"]" * 100_000
+ODD = {
+    "bom": b"\xef\xbb\xbf" + dialect.chat(),
+    "utf-16": dialect.chat().decode().encode("utf-16"),
+    "empty-object": b"{}",
+    "long-number": b'{"model":"m","seed":' + b"9" * 5000 + b"," + REST,
+    "huge-exponent": b'{"model":"m","temperature":1e999,' + REST,
+    "nan": b'{"model":"m","temperature":NaN,' + REST,
+    "infinity": b'{"model":"m","temperature":-Infinity,' + REST,
+    "model-null": b'{"model":null,' + REST,
+    "model-list": b'{"model":["m"],' + REST,
+    "model-number": b'{"model":7,' + REST,
+    "model-object": b'{"model":{"id":"m"},' + REST,
+    "no-model": b"{" + REST,
+    "stream-string": b'{"model":"m","stream":"true",' + REST,
+    "stream-number": b'{"model":"m","stream":1,' + REST,
+    "max-tokens-string": b'{"model":"m","max_tokens":"x",' + REST,
+    "max-tokens-null": b'{"model":"m","max_tokens":null,' + REST,
+    "n-list": b'{"model":"m","n":[1],' + REST,
+    "deep-unread": b'{"model":"m","x":' + DEEP + b"," + REST,
+    "deep-in-tools": b'{"model":"m","tools":' + DEEP + b"," + REST,
+    "deep-in-content": b'{"model":"m","messages":[{"role":"user","content":' + DEEP + b"}]}",
+    "deep-in-prompt": b'{"model":"m","prompt":' + DEEP + b"}",
+    "bad-utf-8": b'{"model":"m","messages":[{"role":"user","content":"\xff\xfe"}]}',
+    "bad-utf-8-key": b'{"model":"m","\xff":1,' + REST,
+    "same-model-twice": b'{"model":"m","model":"m",' + REST,
+    "salt-number": b'{"model":"m","cache_salt":7,' + REST,
+    "tools-string": b'{"model":"m","tools":"x",' + REST,
+    "template-number": b'{"model":"m","chat_template":7,' + REST,
+    "template-broken": b'{"model":"m","chat_template":"{% for","chat_template_kwargs":[],' + REST,
+    "template-endless": b'{"model":"m","chat_template":"{% for i in range(999999999) %}x{% endfor %}",'
+    + REST,
+}
+
+
+@pytest.mark.parametrize("raw", ODD.values(), ids=ODD)
+async def test_T11_odd_objects_are_passed_as_they_are_or_refused(upstream, proxy_factory, raw):
+    proxy = await proxy_factory(upstream)
+    for path in ROUTED:
+        before = len(upstream.requests)
+        response = await exchange(proxy.port, "POST", path, raw, within=30)
+        if response.status == 200:
+            assert [bytes(each.body) for each in upstream.requests[before:]] == [raw]
+        else:
+            assert response.status in {400, 404}, path
+            assert response.error["type"] == "invalid_request_error"
+            assert len(upstream.requests) == before
+    await idle(proxy)
+    assert await total(proxy, "warmroute_replica_failures_total") == 0
+    assert (await exchange(proxy.port, "POST", CHAT, dialect.chat())).status == 200
+
+
+async def test_T11_of_two_models_the_one_that_the_engine_reads_decides(upstreams, proxy_factory):
+    """Engines keep the last of two equal keys."""
+    first, second = await upstreams(1, model="first"), await upstreams(1, model="second")
+    proxy = await proxy_factory(*first, *second)
+    for path in (CHAT, COMPLETIONS, "/v1/audio/speech"):
+        sent = b'{"model":"first","messages":[{"role":"user","content":"x"}],"prompt":"x","model":"second"}'
+        response = await exchange(proxy.port, "POST", path, sent, [("Content-Type", "application/json")])
+        if response.status == 200:
+            assert second[0].last.body == sent
+        else:
+            assert response.status == 400
+            assert response.error
+    assert not first[0].requests
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/", "/v1", "/", "/V1/chat/completions", "/favicon.ico"]
+)
+async def test_T11_an_unknown_path_is_a_404(upstream, proxy_factory, path):
+    proxy = await proxy_factory(upstream)
+    response = await exchange(proxy.port, "POST", path, dialect.chat())
+    assert response.status == 404
+    assert response.error["code"] == "not_found"
+    assert not upstream.requests
+
+
+CONTROLS = [
+    "/reset_prefix_cache",
+    "/flush_cache",
+    "/sleep",
+    "/v1/load_lora_adapter",
+    "/v1/load_lora_adapter?x",
+    "/v1/load_lora_adapter/",
+    "/v1//load_lora_adapter",
+    "/v1/load%5Flora_adapter",
+    "/v1/./unload_lora_adapter",
+    "/v1/../reset_prefix_cache",
+    "/v1/%2e%2e/sleep",
+    "/v1/x/../../sleep",
+    "/v1/..%2fsleep",
+    "//sleep",
+]
+
+
+@pytest.mark.parametrize("path", CONTROLS)
+async def test_T11_what_controls_an_engine_is_not_for_clients(upstream, proxy_factory, path):
+    proxy = await proxy_factory(upstream)
+    for method in ("POST", "GET", "PUT"):
+        response = await exchange(proxy.port, method, path, b"{}")
+        assert response.status in {400, 404, 405}
+        assert response.error
+    assert not upstream.requests
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("path", ROUTED)
+async def test_T11_the_wrong_method_is_a_405(upstream, proxy_factory, path, method):
+    proxy = await proxy_factory(upstream)
+    response = await exchange(proxy.port, method, path, dialect.chat())
+    assert response.status == 405
+    assert response.error["code"] == "method_not_allowed"
+    assert not upstream.requests
+    assert json.loads(response.body)
