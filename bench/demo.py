@@ -144,8 +144,8 @@ async def compare(arguments: argparse.Namespace, spec: EngineSpec, console: Cons
         warm_up = plan_window(SCENARIOS[0], prompt, spec, arguments.share, f"{seed}/warm-up", WARM_UP).plan
         for window in windows:
             console.print(
-                f"{window.scenario.what + ':':<18} {len(window.plan):>3} requests at {window.rate:.1f}/s, "
-                f"{window.rate / window.capacity:.0%} of the {window.capacity:.1f}/s that round robin carries",
+                f"{window.scenario.what + ':':<18} {len(window.plan):>3} requests at {window.rate:.1f}/s; "
+                f"round robin can carry {window.capacity:.1f}/s",
                 highlight=False,
             )
         for policy in POLICIES:

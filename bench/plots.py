@@ -3,7 +3,7 @@
 One colour a policy in every picture: grey for what is compared against, blue for what is proposed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -46,7 +47,8 @@ def draw(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]], fo
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(_STYLE):
         figures = {
-            "ttft.png": _ttft(content, records),
+            "overview.png": _overview(content),
+            "ttft.png": _ttft(content, records) if records else None,
             "hit_rate.png": _hit_rate(content),
             "replicas.png": _replicas(content),
         }
@@ -65,13 +67,87 @@ def _colours(policies: Sequence[str]) -> dict[str, str]:
     return {policy: fixed.get(policy) or next(rest, INK) for policy in policies}
 
 
-def _footer(figure: Figure, content: Mapping[str, Any]) -> None:
+def _source(content: Mapping[str, Any]) -> str:
+    """What was measured, for the foot of a picture."""
     workload = content["workload"]
-    facts = [str(workload[key]) for key in ("profile", "name") if key in workload]
+    facts = [str(workload[key]) for key in ("profile",) if key in workload]
     kind = "SIMULATED replicas" if content["simulated"] else "real replicas"
-    figure.text(
-        0.01, -0.03, " · ".join([kind, *facts, f"commit {content['commit']}"]), color=FAINT, fontsize=8
+    return " · ".join([kind, *facts, f"commit {content['commit']}"])
+
+
+def _footer(figure: Figure, content: Mapping[str, Any]) -> None:
+    figure.text(0.01, -0.03, _source(content), color=FAINT, fontsize=8)
+
+
+def _overview(content: Mapping[str, Any]) -> Figure | None:
+    """All traffic at a glance: median TTFT and cache hits, from the first policy to the last."""
+    parts = [("", content["runs"])]
+    parts += [(part["workload"]["what"], part["runs"]) for part in content.get("scenarios", ())]
+    rows = [
+        (label or group, [run["groups"][group] for run in runs])
+        for label, runs in parts
+        for group in groups_of(runs)
+        if len(runs) > 1 and all(run["groups"].get(group) for run in runs)
+    ][::-1]
+    if not rows:
+        return None
+    policies = [run["policy"] for run in content["runs"]]
+    colours = list(_colours(policies).values())
+    figure, (times, hits) = plt.subplots(1, 2, figsize=(10, 0.9 + 0.52 * len(rows)), sharey=True)
+    for y, (_, figures) in enumerate(rows):
+        medians = [1000 * one["ttft"]["p50"] for one in figures]
+        _dumbbell(times, y, medians, colours, lambda value: f"{value:.0f} ms")
+        rates = [one["hit_rate"] or 0.0 for one in figures]
+        _dumbbell(hits, y, rates, colours, lambda value: f"{value:.0%}")
+        hits.plot(
+            [figures[-1]["ceiling"] or 0.0] * 2, [y - 0.3, y + 0.3], color=INK, lw=1.2, ls=(0, (2, 1.5))
+        )
+    times.set_yticks(range(len(rows)), [label for label, _ in rows])
+    times.set_ylim(-0.6, len(rows) - 0.4)
+    times.set_xlim(left=0)
+    times.set_title("Median time to first token")
+    times.xaxis.set_major_formatter(FuncFormatter(_milliseconds))
+    hits.set_xlim(-0.03, 1)
+    hits.set_title("Prompt tokens from cache")
+    hits.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+    for axis in (times, hits):
+        axis.grid(visible=True, axis="x")
+        axis.set_axisbelow(True)
+        axis.tick_params(axis="y", length=0)
+        axis.spines["left"].set_visible(False)
+    handles = [Line2D([], [], color=colour, marker="o", lw=0, ms=8) for colour in colours]
+    handles.append(Line2D([], [], color=INK, lw=1.2, ls=(0, (2, 1.5))))
+    names = [*policies, "a perfect router"]
+    figure.tight_layout()
+    figure.legend(
+        handles, names, frameon=False, ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, 0.02)
     )
+    figure.text(0.01, -0.13, _source(content), color=FAINT, fontsize=8)
+    return figure
+
+
+def _dumbbell(
+    axis: Axes, y: int, values: Sequence[float], colours: Sequence[str], text: Callable[[float], str]
+) -> None:
+    """A dot a policy and a line between them; numbers on the outer sides."""
+    axis.plot([min(values), max(values)], [y, y], color="#cfcfcf", lw=3, zorder=1, solid_capstyle="round")
+    for value, colour in zip(values, colours, strict=True):
+        axis.plot(value, y, "o", color=colour, ms=8, zorder=2)
+    apart = text(values[0]) != text(values[-1])
+    for value, colour in (
+        ((values[0], colours[0]), (values[-1], colours[-1])) if apart else ((values[-1], INK),)
+    ):
+        left = apart and value == min(values)
+        axis.annotate(
+            text(value),
+            (value, y),
+            (-8 if left else 8, 0),
+            ha="right" if left else "left",
+            va="center",
+            textcoords="offset points",
+            fontsize=9,
+            color=INK if colour == BASELINE else colour,
+        )
 
 
 def _ttft(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]]) -> Figure:
@@ -102,7 +178,7 @@ def _ttft(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]]) -
         axis.set_title(_headline(group, medians))
     axes[0][0].yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
     axes[0][0].set_ylabel("requests answered by then")
-    axes[0][-1].legend(frameon=False, loc="lower right")
+    axes[0][-1].legend(frameon=False, loc="upper left")
     figure.tight_layout()
     _footer(figure, content)
     return figure
@@ -133,14 +209,16 @@ def _hit_rate(content: Mapping[str, Any]) -> Figure:
             if figures is None or figures["hit_rate"] is None:
                 continue
             x = at - 0.4 + (i + 0.5) * width
-            axis.bar(x, figures["hit_rate"], width * 0.92, color=colours[run["policy"]])
+            rate = figures["hit_rate"]
+            axis.bar(x, rate, width * 0.92, color=colours[run["policy"]])
+            inside = rate > 0.08
             axis.annotate(
-                f"{figures['hit_rate']:.0%}",
-                (x, figures["hit_rate"]),
-                (0, 3),
+                f"{rate:.0%}",
+                (x, rate),
+                (0, -12 if inside else 3),
                 ha="center",
                 textcoords="offset points",
-                color=INK,
+                color="white" if inside else INK,
                 fontsize=9,
             )
         ceiling = next((run["groups"][group]["ceiling"] for run in runs if group in run["groups"]), None)
@@ -187,6 +265,7 @@ def _replicas(content: Mapping[str, Any]) -> Figure | None:
     axis.tick_params(axis="x", length=0)
     axis.grid(visible=True, axis="y")
     axis.set_axisbelow(True)
+    axis.margins(y=0.12)
     axis.set_title("Requests by replica")
     _legend(axis, colours)
     figure.tight_layout()

@@ -115,7 +115,7 @@ def print_table(
     table = Table(title=f"{title} - {source}", title_justify="left", pad_edge=False, box=SIMPLE_HEAD)
     for name in ("traffic", "policy"):
         table.add_column(name, no_wrap=True)
-    for name in ("sent", *(["failed"] if failures else []), "P50", "P95", "P99", "TPOT", "hits", "best"):
+    for name in ("sent", *(["failed"] if failures else []), "TTFT P50", "P95", "P99", "TPOT", "hits", "best"):
         table.add_column(name, justify="right", no_wrap=True)
     for label, runs in parts:
         for group in groups_of(runs):
@@ -125,7 +125,7 @@ def print_table(
                     table.add_row(label or group, run["policy"], *_cells(figures, failures=failures))
             table.add_section()
     console.print(table)
-    note = "time to first token and TPOT in ms; hits: prompt tokens from a cache; best: of a perfect router"
+    note = "TTFT and TPOT in ms; hits: prompt tokens from a cache; best: a perfect router's"
     console.print(note, style="dim", highlight=False)
 
 

@@ -16,7 +16,7 @@ from bench.workloads import Arrival, Shape, generate
 
 TRACES = Path(__file__).parent / "data" / "traces"
 
-SHAPE = Shape(groups=16, prefix=3000, question=200, output=24, shared_fraction=0.6)
+SHAPE = Shape(groups=16, prefix=3000, question=200, output=24, shared_fraction=2 / 3)
 """16 system prompts of 3,000 tokens are 48,000: more than a replica caches, less than the fleet does."""
 
 CACHE_TOKENS = 44_000
