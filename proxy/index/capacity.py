@@ -49,10 +49,6 @@ class Capacity:
             self._factor = min(self._factor, bound)
         self._lost = max(self._lost, now)
 
-    def lost(self, now: int) -> None:
-        """The cache was emptied, by a restart or a flush: no evidence of its size."""
-        self._lost = max(self._lost, now)
-
     def exceeded(self) -> None:
         """The engine still had a block that was dropped here for want of room."""
         self._factor = min(MOST, self._factor * UP)

@@ -222,7 +222,6 @@ class MemoryIndex:
         elif owner.suspected is None or used >= owner.suspected:
             owner.suspected = placement.tick
         else:
-            owner.capacity.lost(placement.tick)
             self._drop(owner, min(owner.suspected, placement.tick))
             owner.suspected = None
 

@@ -112,10 +112,10 @@ class Comparison(RuleBasedStateMachine):
             model.drop(key for key in new if model.uses.get(key, (0, 0))[0] == placement.tick)
 
     @precondition(lambda self: self.open)
-    @rule(which=st.integers(0), share=st.floats(0, 1))
-    def ask_again_and_miss(self, which, share):
+    @rule(which=st.integers(0), length=st.integers(2, 12), share=st.floats(0, 1))
+    def ask_again_and_miss(self, which, length, share):
         placement = self.open[which % len(self.open)][0]
-        self.place(placement.replica, placement.keys)
+        self.place(placement.replica, placement.keys[:length])
         before = self.open[-1][0].before
         self.confirm_one(len(self.open) - 1, before, int(before * share))
 

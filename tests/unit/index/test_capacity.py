@@ -23,13 +23,9 @@ def test_a_miss_never_lowers_it_below_what_it_proves():
     assert capacity.blocks == 950, "a miss is never a reason to raise it"
 
 
-@pytest.mark.parametrize("loss", ["missed", "lost"])
-def test_one_incident_counts_once(loss):
+def test_one_incident_counts_once():
     capacity = Capacity(1000)
-    if loss == "missed":
-        capacity.missed(used=5, newer=10, now=20)
-    else:
-        capacity.lost(now=20)
+    capacity.missed(used=5, newer=10, now=20)
     before = capacity.factor
     for used in (3, 12, 20):
         capacity.missed(used=used, newer=10, now=18)

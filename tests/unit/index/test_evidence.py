@@ -137,6 +137,48 @@ def test_E14_the_tail_that_was_missed_tells_of_older_chains_too(index):
     assert chains.held() == [0] * 9 + [10] * 11
 
 
+def test_R10_one_block_less_is_no_evidence(index):
+    chains = Chains(index)
+    chains.ask(chains.keys[9], reported=9)
+    assert chains.held() == [10] * 20
+    assert index.capacity("a") == CACHE
+
+
+def test_exactly_half_of_the_blocks_used_since_is_enough(index):
+    chains = Chains(index, 3)
+    chains.ask(chains.keys[1], reported=0)
+    assert chains.held() == [0, 10, 10]
+
+
+def test_what_a_longer_prompt_held_below_the_missing_block_goes_too(index):
+    chains = Chains(index)
+    chains.ask(extended(chains.keys[9][:7], 3, chains.rng), reported=4)
+    assert chains.held() == [0] * 9 + [7] + [10] * 10
+
+
+def test_a_flush_that_several_misses_show_costs_one_step(index):
+    chains = Chains(index)
+    for number in (9, 14, 17):
+        chains.ask(chains.keys[number], reported=0)
+    assert chains.held() == [0] * 9 + [10] + [0] * 4 + [10] + [0] * 2 + [10] * 3
+    assert index.capacity("a") == 0.9 * CACHE
+
+
+def test_a_single_prompt_that_always_falls_short_proves_nothing(index):
+    chains = Chains(index, 1)
+    for _ in range(10):
+        chains.ask(chains.keys[0], reported=5)
+        index.predict("a", chains.keys[0])
+    assert index.capacity("a") == CACHE
+
+
+def test_a_difference_of_keys_is_no_witness_of_a_loss(index):
+    chains = Chains(index)
+    chains.ask(chains.keys[-1], reported=6)
+    chains.ask(chains.keys[-2], reported=0)
+    assert chains.held() == [10] * 20
+
+
 def test_a_shortfall_that_no_lru_leaves_is_a_difference_of_keys(index):
     chains = Chains(index)
     for _ in range(5):
