@@ -68,9 +68,7 @@ def result(
     return {
         "schema": SCHEMA,
         "simulated": simulated,
-        "commit": _commit(),
-        "versions": {"python": platform.python_version(), **_versions()},
-        "machine": _machine(),
+        **where(),
         "workload": dict(workload),
         "runs": list(runs),
         **more,
@@ -172,6 +170,15 @@ def _cells(figures: Mapping[str, Any], *, failures: bool) -> list[str]:
 
 
 # ---- where it was measured --------------------------------------------------------------------------
+
+
+def where() -> dict[str, Any]:
+    """Commit, versions and machine of a measurement."""
+    return {
+        "commit": _commit(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": _machine(),
+    }
 
 
 def _commit() -> str | None:
