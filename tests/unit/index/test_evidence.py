@@ -144,6 +144,22 @@ def test_R10_one_block_less_is_no_evidence(index):
     assert index.capacity("a") == CACHE
 
 
+def test_what_was_not_predicted_at_dispatch_is_not_missed(index):
+    """Placed at the first token, after another request had brought the same blocks; or capped (R10)."""
+    chains = Chains(index)
+    for predicted, reported in [(0, 0), (8, 7), (8, 8)]:
+        index.confirm(index.predict("a", chains.keys[9]), predicted, reported)
+    assert chains.held() == [10] * 20
+    assert index.capacity("a") == CACHE
+
+
+def test_the_capacity_falls_to_what_a_miss_proves_and_no_further(index):
+    index.resize("a", 200)
+    chains = Chains(index)
+    chains.ask(chains.keys[1], reported=0)
+    assert index.capacity("a") == 180 + 10, "used since, and the prompt itself"
+
+
 def test_exactly_half_of_the_blocks_used_since_is_enough(index):
     chains = Chains(index, 3)
     chains.ask(chains.keys[1], reported=0)
