@@ -39,9 +39,9 @@ class Replica:
     """Uncached prompt tokens sent here lately: a sum that decays with the fleet's time constant."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Request:
-    """One request, as policies see it."""
+    """One request, as policies see it; read-only (not frozen: that would cost more than the choice)."""
 
     tokens: int
     """Prompt tokens; an estimate where there is no tokenizer, 0 where the prompt was not understood."""
@@ -54,7 +54,7 @@ class Request:
     sequences: int = 1
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Decision:
     """Where a request goes."""
 

@@ -60,6 +60,7 @@ class Proxy:
             described=self.pools.described,
             restarted=self._restarted,
         )
+        self._log = RequestLog(json=settings.log_format == "json")
         policy = registry.create(settings.policy, settings.policy_params)
         by_policy = Router(self.fleet, self.index, policy, Random())
         by_load = Router(self.fleet, self.index, registry.create("least_load", {}), Random())
@@ -73,7 +74,7 @@ class Proxy:
             by_load,
             self._dispatcher,
             self.metrics,
-            RequestLog(json=settings.log_format == "json"),
+            self._log,
             self._executor,
         )
         admin = Admin(settings, self.fleet, self.index, self.pools, self._http)
@@ -117,6 +118,7 @@ class Proxy:
         except TimeoutError:
             logger.warning("starting although not every replica has answered: /ready tells")
         self._tasks.every("sweep", min(1.0, timeouts.idle / 4, timeouts.first_byte / 4), self._sweep)
+        self._tasks.every("request log", logs.FLUSH_SECONDS, self._log.flush)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
             self._http_server, settings.host, settings.port, backlog=BACKLOG
@@ -139,6 +141,7 @@ class Proxy:
         except TimeoutError:
             pass
         await self._http_server.shutdown(0.1)
+        self._log.flush()
         await self._tasks.close()
         for pool in self._upstreams.values():
             pool.close()

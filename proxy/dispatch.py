@@ -109,7 +109,7 @@ class Dispatcher:
             if isinstance(result, web.StreamResponse):
                 return result
             failure = result
-            self.metrics.retries.labels(failure.code).inc()
+            self.metrics.retries.add((failure.code,))
 
     def may_retry(self, work: Work, tried: set[str], *, free: bool = False) -> bool:
         """Whether another replica may have the request. Takes from the budget unless `free`."""
@@ -255,7 +255,7 @@ class _Attempt:
         if ending is Ending.CLIENT_STUCK:
             record.outcome = "client_closed"
             return self._cut()
-        self._dispatcher.metrics.failures.labels(name, ending.value).inc()
+        self._dispatcher.metrics.failures.add((name, ending.value))
         record.outcome = "broken" if relay.sent else "failed"
         if relay.sent:
             return self._cut()
@@ -296,7 +296,7 @@ class _Attempt:
         dispatcher, name = self._dispatcher, self._replica.name
         record = self._work.record
         reason = "refused" if isinstance(error, ConnectionRefusedError) else "connect"
-        dispatcher.metrics.failures.labels(name, reason).inc()
+        dispatcher.metrics.failures.add((name, reason))
         if reason == "refused":
             dispatcher.refused(name)
         failure = UpstreamFailed(f"replica {name} cannot be reached ({type(error).__name__})")

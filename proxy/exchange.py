@@ -161,7 +161,7 @@ class Exchanges:
         coding = request.headers.get("Content-Encoding")
         plain = body if coding is None else bodies.inflate(body, coding, self._body_limit)
         if plain is None:  # a coding that is not read here: the engine may know it
-            self._metrics.load_only.labels("content_encoding").inc()
+            self._metrics.load_only.add(("content_encoding",))
             model = self._pools.resolve(None)
             record.model = model.name
             route = RouteRequest(model.name)
@@ -185,9 +185,9 @@ class Exchanges:
         )
         keying = None
         if parsed.prompt is None:
-            self._metrics.load_only.labels("prompt").inc()
+            self._metrics.load_only.add(("prompt",))
         elif model.pool.keyer is None:
-            self._metrics.load_only.labels("tokenizer").inc()
+            self._metrics.load_only.add(("tokenizer",))
         else:
             keying = await self._key(endpoint, plain, parsed, model.pool)
             if keying is not None:
@@ -255,12 +255,12 @@ class Exchanges:
     async def _key(self, endpoint: Endpoint, body: bytes, parsed: Parsed, pool: ModelPool) -> Keying | None:
         """The keys of a prompt; None, and counted, if it has none."""
         if not await pool.ask_engine(endpoint, body, parsed):
-            self._metrics.load_only.labels("engine_tokenize").inc()
+            self._metrics.load_only.add(("engine_tokenize",))
             return None
         assert pool.keyer is not None
         keying = pool.keyer.begin(parsed)
         if not keying.is_understood:
-            self._metrics.load_only.labels("template").inc()
+            self._metrics.load_only.add(("template",))
             return None
         if not keying.done:
             await self._finish_keys(keying)
@@ -277,7 +277,7 @@ class Exchanges:
             future.result()
         else:
             future.cancel()  # unless it runs already: then the next prompt like this one is warm
-            self._metrics.over_budget.inc()
+            self._metrics.over_budget.add(())
 
     def _group(self, request: web.BaseRequest, route: RouteRequest) -> str:
         classed = self._seen.group(route.keys, route.block_tokens)

@@ -12,6 +12,10 @@ import msgspec
 
 from proxy.record import Record
 
+MOST_LINES = 256
+"""Lines that wait before they are written without being asked."""
+FLUSH_SECONDS = 0.1
+
 logger = logging.getLogger("warmroute")
 
 
@@ -34,48 +38,86 @@ class _JsonLine(logging.Formatter):
 
 
 class RequestLog:
-    """Writes one line for each request that has ended; a line is built only if it is written."""
+    """One line for each request that has ended; a line is built only if it is written.
+
+    Lines are written together, a few times a second, by whoever calls `flush`.
+    """
 
     def __init__(self, *, json: bool, stream: TextIO | None = None) -> None:
-        self._json = json
+        self._line = _json_line if json else _text_line
         self._stream = stream or sys.stderr
+        self._lines: list[str] = []
 
     def write(self, record: Record) -> None:
         """Write the line of one request."""
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        fields = {
-            "request": record.id,
-            "endpoint": record.endpoint,
-            "model": record.model,
-            "group": record.group,
-            "priority": record.priority,
-            "status": record.status,
-            "outcome": record.outcome,
-            "reason": record.reason,
-            "replica": record.replica,
-            "decision": record.decision,
-            "attempts": record.attempts,
-            "stream": record.stream,
-            "prompt_tokens": record.prompt_tokens,
-            "available_tokens": record.available_tokens,
-            "routed_tokens": record.routed_tokens,
-            "reported_prompt_tokens": record.reported_prompt,
-            "reported_cached_tokens": record.reported_cached,
-            "output_tokens": record.output_tokens,
-            "queue_ms": _ms(record.queue),
-            "overhead_ms": _ms(record.overhead),
-            "ttft_ms": _ms(record.ttft),
-            "tpot_ms": _ms(record.tpot),
-            "e2e_ms": _ms(record.e2e),
-        }
-        if self._json:
-            head = {"time": time.time(), "level": "info", "message": "request"}
-            self._stream.write(msgspec.json.encode(head | fields).decode() + "\n")
-            return
-        words = " ".join(f"{name}={value}" for name, value in fields.items() if value not in (None, ""))
-        self._stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} INFO {words}\n")
+        if logger.isEnabledFor(logging.INFO):
+            self._lines.append(self._line(record))
+            if len(self._lines) >= MOST_LINES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait."""
+        if self._lines:
+            self._stream.write("".join(self._lines))
+            self._stream.flush()
+            self._lines.clear()
 
 
-def _ms(seconds: float | None) -> float | None:
+def _text_line(record: Record) -> str:
+    r = record
+    return (
+        f"{time.strftime('%Y-%m-%d %H:%M:%S')} INFO request={r.id} endpoint={r.endpoint} "
+        f"model={r.model or '-'} group={r.group} priority={r.priority} status={r.status} "
+        f"outcome={r.outcome} reason={r.reason or '-'} replica={r.replica or '-'} "
+        f"decision={r.decision or '-'} attempts={r.attempts} stream={r.stream} "
+        f"prompt_tokens={r.prompt_tokens} available_tokens={r.available_tokens} "
+        f"routed_tokens={r.routed_tokens} reported_prompt_tokens={_or_dash(r.reported_prompt)} "
+        f"reported_cached_tokens={_or_dash(r.reported_cached)} output_tokens={_or_dash(r.output_tokens)} "
+        f"queue_ms={r.queue * 1000:.3f} overhead_ms={_ms(r.overhead)} ttft_ms={_ms(r.ttft)} "
+        f"tpot_ms={_ms(r.tpot)} e2e_ms={r.e2e * 1000:.3f}\n"
+    )
+
+
+def _or_dash(value: int | None) -> int | str:
+    return "-" if value is None else value
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.3f}"
+
+
+def _json_line(record: Record) -> str:
+    r = record
+    fields = {
+        "time": time.time(),
+        "level": "info",
+        "message": "request",
+        "request": r.id,
+        "endpoint": r.endpoint,
+        "model": r.model,
+        "group": r.group,
+        "priority": r.priority,
+        "status": r.status,
+        "outcome": r.outcome,
+        "reason": r.reason,
+        "replica": r.replica,
+        "decision": r.decision,
+        "attempts": r.attempts,
+        "stream": r.stream,
+        "prompt_tokens": r.prompt_tokens,
+        "available_tokens": r.available_tokens,
+        "routed_tokens": r.routed_tokens,
+        "reported_prompt_tokens": r.reported_prompt,
+        "reported_cached_tokens": r.reported_cached,
+        "output_tokens": r.output_tokens,
+        "queue_ms": _rounded(r.queue),
+        "overhead_ms": _rounded(r.overhead),
+        "ttft_ms": _rounded(r.ttft),
+        "tpot_ms": _rounded(r.tpot),
+        "e2e_ms": _rounded(r.e2e),
+    }
+    return msgspec.json.encode(fields).decode() + "\n"
+
+
+def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)

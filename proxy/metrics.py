@@ -6,13 +6,14 @@ once per combination of labels. Gauges of the fleet are read when they are scrap
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proxy.fleet import Fleet
 from proxy.index.base import PrefixIndex
 from proxy.record import Record
+from proxy.series import CounterFamily, Histogram, HistogramFamily
 
 # vLLM's own buckets, so that quantiles can be laid side by side with the engines'.
 TTFT_BUCKETS = (
@@ -34,112 +35,83 @@ _ARM = ("model", "policy", "arm", "group")
 _CLASS = (*_ARM, "priority")
 
 
-class Metrics:
+class Metrics(Collector):
     """Every metric of this process."""
 
     def __init__(self, fleet: Fleet, index: PrefixIndex) -> None:
-        registry = self.registry = CollectorRegistry()
-        self._requests = Counter(
+        self.requests = CounterFamily(
             "warmroute_requests",
             "Requests answered, by the status sent.",
-            ("model", "endpoint", "code", "priority", "group"),
-            registry=registry,
+            *("model", "endpoint", "code", "priority", "group"),
         )
-        self._prefix = Counter(
+        self.prefix = CounterFamily(
             "warmroute_prefix_tokens",
             "Prompt tokens; those the best replica held; those the chosen replica held.",
-            (*_ARM, "stage"),
-            registry=registry,
+            *(*_ARM, "stage"),
         )
-        self._cached = Counter(
-            "warmroute_cached_tokens",
-            "Prompt tokens that replicas reported from their cache.",
-            _ARM,
-            registry=registry,
+        self.cached = CounterFamily(
+            "warmroute_cached_tokens", "Prompt tokens that replicas reported from their cache.", *_ARM
         )
-        self._cached_prompt = Counter(
+        self.cached_prompt = CounterFamily(
             "warmroute_cached_prompt_tokens",
             "Prompt tokens of exactly the requests whose reply reported cached tokens.",
-            _ARM,
-            registry=registry,
+            *_ARM,
         )
-        self._decisions = Counter(
-            "warmroute_decisions",
-            "Routing decisions.",
-            ("policy", "decision", "replica"),
-            registry=registry,
+        self.decisions = CounterFamily(
+            "warmroute_decisions", "Routing decisions.", "policy", "decision", "replica"
         )
-        self._replica_cached = Counter(
+        self.replica_cached = CounterFamily(
             "warmroute_replica_cached_tokens",
             "Prompt tokens that a replica reported from its cache.",
-            ("replica",),
-            registry=registry,
+            "replica",
         )
-        self._ttft = Histogram(
+        self.ttft = HistogramFamily(
             "warmroute_ttft_seconds",
             "From the request read to the first token of a stream.",
-            (*_CLASS, "decision"),
-            buckets=TTFT_BUCKETS,
-            registry=registry,
+            TTFT_BUCKETS,
+            *(*_CLASS, "decision"),
         )
-        self._tpot = Histogram(
+        self.tpot = HistogramFamily(
             "warmroute_tpot_seconds",
             "Time per output token after the first, of a stream.",
-            _CLASS,
-            buckets=TPOT_BUCKETS,
-            registry=registry,
+            TPOT_BUCKETS,
+            *_CLASS,
         )
-        self._e2e = Histogram(
-            "warmroute_e2e_seconds",
-            "From the request read to the end of its answer.",
-            _CLASS,
-            buckets=E2E_BUCKETS,
-            registry=registry,
+        self.e2e = HistogramFamily(
+            "warmroute_e2e_seconds", "From the request read to the end of its answer.", E2E_BUCKETS, *_CLASS
         )
-        self._queue = Histogram(
-            "warmroute_queue_seconds",
-            "Time waited in the proxy's queue.",
-            _CLASS,
-            buckets=OVERHEAD_BUCKETS,
-            registry=registry,
+        self.queue = HistogramFamily(
+            "warmroute_queue_seconds", "Time waited in the proxy's queue.", OVERHEAD_BUCKETS, *_CLASS
         )
-        self._overhead = Histogram(
+        self.overhead = HistogramFamily(
             "warmroute_overhead_seconds",
             "From the request read to its dispatch, without the queue.",
-            _CLASS,
-            buckets=OVERHEAD_BUCKETS,
-            registry=registry,
+            OVERHEAD_BUCKETS,
+            *_CLASS,
         )
-        self.retries = Counter(
-            "warmroute_retries", "Requests sent to another replica.", ("reason",), registry=registry
-        )
-        self.load_only = Counter(
+        self.retries = CounterFamily("warmroute_retries", "Requests sent to another replica.", "reason")
+        self.load_only = CounterFamily(
             "warmroute_load_only_requests",
             "Requests routed by load only, since their prompt could not be keyed.",
-            ("reason",),
-            registry=registry,
+            "reason",
         )
-        self.failures = Counter(
-            "warmroute_replica_failures",
-            "Exchanges that a replica failed.",
-            ("replica", "reason"),
-            registry=registry,
+        self.failures = CounterFamily(
+            "warmroute_replica_failures", "Exchanges that a replica failed.", "replica", "reason"
         )
-        self.over_budget = Counter(
-            "warmroute_tokenize_over_budget",
-            "Prompts whose keys were not all there when the budget ended.",
-            registry=registry,
+        self.over_budget = CounterFamily(
+            "warmroute_tokenize_over_budget", "Prompts whose keys were not all there when the budget ended."
         )
+        self.over_budget.add((), 0)
         self.tokenizer_mode: dict[str, str] = {}
         """Model to `exact`, `engine`, `bytes` or `loading`; kept by the pools."""
         self._classes: dict[tuple[str, ...], _Class] = {}
-        registry.register(_FleetGauges(fleet, index, self.tokenizer_mode))
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._registry.register(_FleetGauges(fleet, index, self.tokenizer_mode))
 
     def book(self, record: Record) -> None:
         """Count a request that has ended."""
-        self._requests.labels(
-            record.model, record.endpoint, str(record.status), record.priority, record.group
-        ).inc()
+        self.requests.add((record.model, record.endpoint, str(record.status), record.priority, record.group))
         if not record.replica:
             return
         key = (record.model, record.policy, record.arm, record.group, record.priority)
@@ -147,50 +119,57 @@ class Metrics:
         if series is None:
             series = self._classes[key] = _Class(self, key)
         series.book(record)
-        self._decisions.labels(record.policy, record.decision, record.replica).inc()
+        self.decisions.add((record.policy, record.decision, record.replica))
         if record.reported_cached is not None:
-            self._replica_cached.labels(record.replica).inc(record.reported_cached)
+            self.replica_cached.add((record.replica,), record.reported_cached)
 
     def forget(self, replica: str) -> None:
         """Drop the series of a replica that is gone for good."""
-        for metric in (self._decisions, self._replica_cached, self.failures):
-            metric.remove_by_labels({"replica": replica})
+        for family in (self.decisions, self.replica_cached, self.failures):
+            family.forget("replica", replica)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family but the gauges of the fleet."""
+        families = (
+            value for value in vars(self).values() if isinstance(value, CounterFamily | HistogramFamily)
+        )
+        return [family.collect() for family in families]
 
     def page(self) -> bytes:
         """The exposition in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
 
 class _Class:
-    """The children of one combination of labels."""
+    """The series of one combination of labels, looked up once."""
+
+    __slots__ = ("_arm", "_e2e", "_key", "_metrics", "_overhead", "_queue", "_stages", "_tpot", "_ttft")
 
     def __init__(self, metrics: Metrics, key: tuple[str, ...]) -> None:
-        arm = key[:4]
-        prefix = metrics._prefix  # noqa: SLF001 - the two classes are one
-        self._prompt, self._available, self._routed = (
-            prefix.labels(*arm, stage) for stage in ("prompt", "available", "routed")
-        )
-        self._cached = metrics._cached.labels(*arm)  # noqa: SLF001
-        self._cached_prompt = metrics._cached_prompt.labels(*arm)  # noqa: SLF001
-        self._ttft_family, self._key = metrics._ttft, key  # noqa: SLF001
+        self._metrics = metrics
+        self._key = key
+        self._arm = key[:4]
+        self._stages = tuple((*self._arm, stage) for stage in ("prompt", "available", "routed"))
         self._ttft: dict[str, Histogram] = {}
-        self._tpot = metrics._tpot.labels(*key)  # noqa: SLF001
-        self._e2e = metrics._e2e.labels(*key)  # noqa: SLF001
-        self._queue = metrics._queue.labels(*key)  # noqa: SLF001
-        self._overhead = metrics._overhead.labels(*key)  # noqa: SLF001
+        self._tpot = metrics.tpot.of(key)
+        self._e2e = metrics.e2e.of(key)
+        self._queue = metrics.queue.of(key)
+        self._overhead = metrics.overhead.of(key)
 
     def book(self, record: Record) -> None:
+        metrics = self._metrics
         if record.prompt_tokens:
-            self._prompt.inc(record.prompt_tokens)
-            self._available.inc(record.available_tokens)
-            self._routed.inc(record.routed_tokens)
+            prompt, available, routed = self._stages
+            metrics.prefix.add(prompt, record.prompt_tokens)
+            metrics.prefix.add(available, record.available_tokens)
+            metrics.prefix.add(routed, record.routed_tokens)
         if record.reported_cached is not None and record.reported_prompt is not None:
-            self._cached.inc(record.reported_cached)
-            self._cached_prompt.inc(record.reported_prompt)
+            metrics.cached.add(self._arm, record.reported_cached)
+            metrics.cached_prompt.add(self._arm, record.reported_prompt)
         if record.ttft is not None:
             ttft = self._ttft.get(record.decision)
             if ttft is None:
-                ttft = self._ttft[record.decision] = self._ttft_family.labels(*self._key, record.decision)
+                ttft = self._ttft[record.decision] = metrics.ttft.of((*self._key, record.decision))
             ttft.observe(record.ttft)
         if record.tpot is not None:
             self._tpot.observe(record.tpot)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Placement:
     """The receipt for one prediction: what the index believed just before it. For the index alone to read.
 
