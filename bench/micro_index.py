@@ -68,7 +68,7 @@ def match_row(replicas: int, target: float | None) -> Row:
     assert set(index.match(keys).values()) == {500}
     value = best_us(lambda: index.match(keys), number=200 if replicas > 100 else 2000)
     return {
-        "name": f"index: match 500 blocks, {replicas} replicas hold all",
+        "name": f"match 500 blocks, {replicas} replicas hold all",
         "value": value,
         "unit": "us",
         "target": target,
@@ -85,10 +85,10 @@ def predict_rows(blocks: int) -> Iterator[Row]:
         index.predict("a", fresh(blocks, rng))
     index.predict("a", keys)
     warm = best_us(lambda: index.predict("a", keys))
-    yield {"name": f"index: predict {blocks} blocks, warm", "value": warm, "unit": "us", "target": None}
+    yield {"name": f"predict {blocks} blocks, warm", "value": warm, "unit": "us", "target": None}
     cold = each_us(partial(index.predict, "a", fresh(blocks, rng)) for _ in count())
     yield {
-        "name": f"index: predict {blocks} blocks, cold and full",
+        "name": f"predict {blocks} blocks, cold and full",
         "value": cold,
         "unit": "us",
         "target": None,
@@ -119,7 +119,7 @@ def turn_row() -> Row:
     for call in islice(endless, 5_000):
         call()
     return {
-        "name": "index: all calls of one request of 125 blocks",
+        "name": "all calls of one request of 125 blocks",
         "value": each_us(endless, 2000),
         "unit": "us",
         "target": None,
@@ -133,7 +133,7 @@ def forget_row() -> Row:
     fill(index, ["a"], 65_536, rng)
 
     return {
-        "name": "index: forget a replica of 65,536 blocks",
+        "name": "forget a replica of 65,536 blocks",
         "value": timeit.timeit(lambda: index.forget("a"), number=1) * 1e3,
         "unit": "ms",
         "target": None,
@@ -181,7 +181,7 @@ def memory_row(shape: str, words: str, target: float | None) -> Row:
         [sys.executable, "-m", "bench.micro_index", shape], capture_output=True, check=True, text=True
     )
     return {
-        "name": f"index: 1M blocks, {words}",
+        "name": f"1M blocks, {words}",
         "value": json.loads(done.stdout),
         "unit": "MB",
         "target": target,
