@@ -81,6 +81,8 @@ class Server:
     def _may_pass(self, path: str) -> bool:
         if path in self._passed:
             return True
+        if "#" in path:  # an engine would cut it there, and see another path than this one
+            return False
         plain = unquote(path)
         if any(part in ("", ".", "..") for part in plain.split("/")[1:]) or "\\" in plain:
             return False
