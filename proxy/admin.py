@@ -68,7 +68,9 @@ class Admin:
                 return
             raise Unauthorized("/admin is closed: set WARMROUTE_ADMIN_TOKEN, or listen on loopback only")
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode(), self._token):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            shown.strip().encode("utf-8", "surrogateescape"), self._token
+        ):
             raise Unauthorized("/admin needs the header Authorization: Bearer <WARMROUTE_ADMIN_TOKEN>")
 
     async def _replicas(self) -> web.Response:
