@@ -267,7 +267,9 @@ async def test_H10_a_401_on_tokenize_degrades_loudly(upstream, proxy_factory):
         response = await exchange(proxy.port, "POST", CHAT, dialect.chat())
         assert response.status == 200
     await counts(proxy, "warmroute_load_only_requests_total", 3)
-    assert (await ask(proxy, "/ready")).status == 200
+    ready = await ask(proxy, "/ready")
+    assert ready.status == 200
+    assert b"degraded" in ready.body
     await idle(proxy)
 
 

@@ -168,7 +168,6 @@ REFUSED = {
     "both": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     "two-lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{} ",
     "odd-coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
-    "odd-chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2 ;x\r\n{}\r\n0\r\n\r\n",
     "bad-length": b"HTTP/1.1 200 OK\r\nContent-Length: two\r\n\r\n{}",
     "no-http": b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
     "binary": bytes(range(256)) + b"\r\n\r\n",

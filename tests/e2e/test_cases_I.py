@@ -99,3 +99,23 @@ async def test_I03_an_unknown_model_is_unknown_on_every_route(upstream, proxy, p
     assert response.status == 404
     assert response.error["code"] == "model_not_found"
     assert not upstream.requests
+
+
+async def test_I03_what_passes_through_goes_to_a_replica_that_serves_the_model(upstreams, proxy_factory):
+    [first], [second] = await upstreams(1, model="first"), await upstreams(1, model="second")
+    proxy = await proxy_factory(first, second)
+    part = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nsecond\r\n'
+    voice = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n\x00\xff\r\n'
+    kind = "multipart/form-data; boundary=b"
+    for body, content_type in [
+        (b'{"model":"second","input":"x"}', "application/json"),
+        (b'{"model":"second","input":"x"}', "application/json; charset=utf-8"),
+        (part + voice + b"--b--\r\n", kind),
+        (voice + part + b"--b--\r\n", kind),
+    ]:
+        for _ in range(3):
+            fields = [("Content-Type", content_type)]
+            response = await exchange(proxy.port, "POST", "/v1/audio/transcriptions", body, fields)
+            assert response.status == 200
+            assert second.last.body == body
+    assert not first.requests

@@ -179,7 +179,7 @@ FORMS = {
     ),
     "after-done": b"".join([*VISIBLE, dialect.DONE, dialect.usage_event()]),
     "no-done": b"".join([*VISIBLE, dialect.usage_event()]),
-    "only-usage": dialect.usage_event() + dialect.DONE,
+    "no-text": VISIBLE[2] + dialect.usage_event() + dialect.DONE,
 }
 
 

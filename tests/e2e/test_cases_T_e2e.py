@@ -329,6 +329,9 @@ CONTROLS = [
     "/sleep",
     "/v1/load_lora_adapter",
     "/v1/load_lora_adapter?x",
+    "/v1/load_lora_adapter#x",
+    "/v1/load_lora_adapter#?x",
+    "/v1/x#/../load_lora_adapter",
     "/v1/load_lora_adapter/",
     "/v1//load_lora_adapter",
     "/v1/load%5Flora_adapter",
@@ -360,3 +363,15 @@ async def test_T11_the_wrong_method_is_a_405(upstream, proxy_factory, path, meth
     assert response.error["code"] == "method_not_allowed"
     assert not upstream.requests
     assert json.loads(response.body)
+
+
+@pytest.mark.parametrize(
+    "shown", ["Bearer \xff", "Bearer \xe9", "Bearer", "Basic token", "Bearer tokens", "Bearer  "]
+)
+async def test_T11_a_wrong_admin_token_is_a_401(upstream, proxy_factory, shown):
+    proxy = await proxy_factory(upstream, admin_token="token")
+    for path in ("/admin/replicas", f"/admin/replicas/{proxy.fleet.replicas.copy().popitem()[0]}/sleep"):
+        response = await exchange(proxy.port, "POST", path, b"", [("Authorization", shown)])
+        assert response.status == 401
+        assert response.error["code"] == "invalid_admin_token"
+    assert not upstream.requests

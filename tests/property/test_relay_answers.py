@@ -80,7 +80,9 @@ async def test_relay_of_an_answer_with_a_length(hop, payload, at, kind, extra):
     ]
 
 
-chunk_lines = st.sampled_from([b"%x", b"%X", b"000%x", b"%x;a", b'%x;a="b;c"', b"%x  ", b"%x;" + b"e" * 300])
+chunk_lines = st.sampled_from(
+    [b"%x", b"%X", b"000%x", b"%x;a", b'%x;a="b;c"', b"%x  ", b"%x ;a", b'%x\t; a = "b"', b"%x;" + b"e" * 300]
+)
 trailers = st.sampled_from([b"", b"X-T: 1\r\n", b"X-T: 1\r\nX-U:\r\n"])
 
 
