@@ -194,6 +194,7 @@ class Exchanges:
                 route.keys = keying.keys
                 route.tokens = keying.tokens
                 route.block_tokens = model.pool.block_tokens(keying)
+                route.exact = keying.counts_exactly
                 route.affinity = keying.affinity
         record.group = self._group(request, route)
         record.prompt_tokens = route.tokens

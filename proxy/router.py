@@ -35,6 +35,8 @@ class RouteRequest:
     session: str | None = None
     sequences: int = 1
     stream: bool = False
+    exact: bool = True
+    """False where tokens and blocks are estimates: then only a gross miss says something of the cache."""
     cache_read: bool = True
     """False where the engine computes the whole prompt even if it holds it."""
 
@@ -102,7 +104,7 @@ class Lease:
         if placement is None:
             return
         request = self.request
-        if reported is not None and request.cache_read:
+        if reported is not None and request.cache_read and (request.exact or 2 * reported < self.matched):
             self._index.confirm(
                 placement,
                 round(self.matched / request.block_tokens),

@@ -104,6 +104,17 @@ def test_the_answers_blocks_are_held_too():
     assert router.index.match(request(9).keys) == {lease.replica.name: 8}
 
 
+def test_an_estimate_that_is_off_by_some_blocks_is_no_evidence():
+    router = make()
+    router.route(request(100)).close(answered=True)
+    asked = request(101)
+    asked.exact = False
+    lease = router.route(asked)
+    assert lease.matched == 1600
+    lease.close(answered=True, reported=1300)
+    assert router.index.match(request(100).keys) == {lease.replica.name: 100}
+
+
 def test_decisions_are_named():
     router = make()
     lease = router.route(request(10))
