@@ -114,8 +114,10 @@ class Pool:
 
     def keep(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next request."""
-        if self._closed or len(self._idle) >= self._size or connection.transport.is_closing():
-            connection.transport.abort()
+        transport = connection.transport
+        unread = transport.get_write_buffer_size() > 0  # answered before its request was read to the end
+        if self._closed or len(self._idle) >= self._size or unread or transport.is_closing():
+            transport.abort()
             return
         connection.idle_since = monotonic()
         self._idle.append(connection)
