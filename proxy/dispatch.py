@@ -212,7 +212,7 @@ class _Attempt:
         self._answered = head.status == web.HTTPOk.status_code
         lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
         for lower, name, value in head.fields:
-            if lower != b"x-request-id":
+            if lower != b"x-request-id" and not lower.startswith(b"x-warmroute-"):
                 lines += (name, b": ", value, b"\r\n")
         lines.append(
             b"x-request-id: %b\r\nx-warmroute-replica: %b\r\nx-warmroute-policy: %b\r\n"
