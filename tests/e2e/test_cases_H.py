@@ -77,6 +77,7 @@ async def test_H07_hop_by_hop_headers_stop_here_on_the_way_out(upstream, proxy_f
             ("set-cookie", "b=2"),
             ("X-Request-Id", "from-the-engine"),
             ("Server", "engine"),
+            ("X-Warmroute-Decision", "the engine's own"),
             ("Date", "Thu, 01 Jan 2026 00:00:00 GMT"),
             ("X-Bytes", "caf\xe9"),
         ]
@@ -93,6 +94,7 @@ async def test_H07_hop_by_hop_headers_stop_here_on_the_way_out(upstream, proxy_f
             assert cookies == [(b"Set-Cookie", b"a=1"), (b"set-cookie", b"b=2")]
             assert response.one("content-type") == b"text/x-odd"
             assert response.one("server") == b"engine"
+            assert response.one("x-warmroute-decision") in {b"cold", b"hit", b"partial"}
             assert response.one("date") == b"Thu, 01 Jan 2026 00:00:00 GMT"
             assert response.one("x-bytes") == b"caf\xe9"
             assert response.one("x-request-id") == b"req-1"

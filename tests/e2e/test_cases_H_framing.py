@@ -247,6 +247,25 @@ async def test_H05_an_endless_body_is_refused_before_its_end(upstream, proxy_fac
     await idle(proxy)
 
 
+async def test_H05_an_answer_before_the_end_of_the_request_is_the_answer(upstream, proxy_factory):
+    proxy = await proxy_factory(upstream)
+
+    async def refuse(exchange: Exchange) -> None:
+        exchange.wire.stop_reading()
+        await exchange.answer(b"too large for me", "413 Too Large")
+        await exchange.hang()
+
+    upstream.on_head = refuse
+    sent = dialect.chat(pad="x" * 16_000_000)  # more than the sockets between hold
+    for count in (1, 2):
+        response = await exchange(proxy.port, "POST", CHAT, sent)
+        assert (response.status, response.body) == (413, b"too large for me")
+        assert len(upstream.requests) == count
+    first, second = upstream.requests
+    assert first.connection != second.connection
+    await idle(proxy)
+
+
 async def test_H05_nine_kilobyte_headers_pass_both_ways(upstream, proxy_factory):
     proxy = await proxy_factory(upstream)
     large = "x" * 9000

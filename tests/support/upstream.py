@@ -134,6 +134,12 @@ class _Connection(Wire):
                 fresh = bytes(self.received[read:])
                 read += len(fresh)
                 reader.feed(fresh)
+                hasty = reader.begun and reader.message.path not in INTERNAL
+                if self.upstream.on_head is not None and hasty:
+                    self.upstream.requests.append(reader.message)
+                    reader.message.connection = self.number
+                    await self.upstream.on_head(Exchange(reader.message, self))
+                    return None
             elif self.gone.is_set():
                 return None
             else:
@@ -160,6 +166,8 @@ class Upstream:
         self.keep_alive = True
         """False closes each connection after its answer, so that each request comes on a fresh one."""
         self.behaviour: Behaviour = type(self).reply
+        self.on_head: Behaviour | None = None
+        """Answers a client's request when only its head is there; nothing answers it after that."""
         self.paths: dict[str, Behaviour] = {
             "/v1/models": self._models,
             "/metrics": lambda exchange: exchange.answer(METRICS.encode(), "200 OK", [TEXT]),
