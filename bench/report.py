@@ -113,7 +113,7 @@ def print_table(
     table = Table(title=f"{title} - {source}", title_justify="left", pad_edge=False, box=SIMPLE_HEAD)
     for name in ("traffic", "policy"):
         table.add_column(name, no_wrap=True)
-    for name in ("sent", *(["failed"] if failures else []), "TTFT P50", "P95", "P99", "TPOT", "hits", "best"):
+    for name in ("sent", *(["failed"] if failures else []), "P50", "P95", "P99", "TPOT", "hits", "best"):
         table.add_column(name, justify="right", no_wrap=True)
     for label, runs in parts:
         for group in groups_of(runs):
@@ -123,8 +123,11 @@ def print_table(
                     table.add_row(label or group, run["policy"], *_cells(figures, failures=failures))
             table.add_section()
     console.print(table)
-    note = "TTFT and TPOT in ms; hits: prompt tokens from a cache; best: a perfect router's"
-    console.print(note, style="dim", highlight=False)
+    for line in (
+        "P50 to P99: time to first token, TPOT: time per further token (P50), both in ms",
+        "hits: prompt tokens that came from a cache, best: what a perfect router could reach",
+    ):
+        console.print(line, style="dim", highlight=False)
 
 
 def print_shares(console: Console, runs: Sequence[Mapping[str, Any]]) -> None:
@@ -213,4 +216,10 @@ def _machine() -> dict[str, Any]:
             line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
         ]
         model = names[0] if names else model
-    return {"cpu": model, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.release()}"}
+    load = [round(value, 2) for value in os.getloadavg()]
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load_average": load,
+        "system": f"{platform.system()} {platform.release()}",
+    }
