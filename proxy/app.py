@@ -15,6 +15,7 @@ import uvloop
 from policies import registry
 from proxy import logs, probes
 from proxy.admin import Admin
+from proxy.attempt import Hop
 from proxy.config import Settings
 from proxy.connection import HttpServer
 from proxy.dispatch import Dispatcher
@@ -65,7 +66,7 @@ class Proxy:
         by_policy = Router(self.fleet, self.index, policy, Random())
         by_load = Router(self.fleet, self.index, registry.create("least_load", {}), Random())
         self._dispatcher = Dispatcher(
-            settings, self.fleet, self._upstreams, self.metrics, self.pools, self._probes.refused
+            Hop(settings, self.fleet, self._upstreams, self.metrics, self.pools, self._probes.refused)
         )
         exchanges = Exchanges(
             settings,
@@ -137,7 +138,7 @@ class Proxy:
             self._listener.close()
         try:
             async with asyncio.timeout(grace):
-                await self._dispatcher.idle.wait()
+                await self._dispatcher.idle()
         except TimeoutError:
             pass
         await self._http_server.shutdown(0.1)

@@ -17,14 +17,16 @@ import xxhash
 from aiohttp import web
 
 from proxy import bodies
+from proxy.attempt import Work
 from proxy.config import Settings
 from proxy.connection import RELAYED_LAST, answer
-from proxy.dispatch import Dispatcher, Work
+from proxy.dispatch import Dispatcher
 from proxy.errors import ClientGone, InternalError, ProxyError
 from proxy.http1 import forwardable
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
-from proxy.pools import ModelPool, Pools
+from proxy.model_pool import ModelPool
+from proxy.pools import Pools
 from proxy.prompt.keying import Keying
 from proxy.prompt.parse import Endpoint, Parsed, parse, splice_model
 from proxy.record import Record

@@ -1,0 +1,311 @@
+"""One request at one replica: sent, relayed, and whether another replica may be asked.
+
+A lease is closed exactly once, by the attempt that holds it, however the attempt ends. A request is sent
+again only while not a byte of an answer has come, and:
+
+1. the connection was refused or could not be opened: nothing was sent;
+2. the replica answered 503 or 429: it did not take the request;
+3. a reused connection died at once: the replica had closed it before the request came;
+4. a fresh connection died, and the replica now refuses new ones: it is gone, and with it what it may have
+   begun. A live replica may be generating, so there the client is told.
+
+A timeout is never followed by another attempt.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from aiohttp import web
+
+from proxy import http1
+from proxy.config import Settings
+from proxy.connection import RELAYED, RELAYED_LAST, ClientConnection
+from proxy.errors import NoReplica, ProxyError, UpstreamFailed, UpstreamTimeout
+from proxy.fleet import Fleet, Replica
+from proxy.metrics import Metrics
+from proxy.model_pool import ModelPool
+from proxy.pools import Pools
+from proxy.prompt.keying import Keying
+from proxy.prompt.parse import splice_stream_usage
+from proxy.record import Record
+from proxy.relay import Ending, Limits, Relay
+from proxy.retries import RetryBudget
+from proxy.router import Lease, Router, RouteRequest
+from proxy.upstream import Pool, UpstreamConnection
+
+STALE_SECONDS = 1.0
+"""A reused connection that dies this soon without a byte had been closed by the replica all along."""
+BACKPRESSURE = frozenset((429, 503))
+USAGE_ENGINES = frozenset(("vllm", "sglang", "llama_cpp"))
+
+
+@dataclass(slots=True)
+class Work:
+    """A request that is ready to be sent."""
+
+    request: web.BaseRequest
+    record: Record
+    route: RouteRequest
+    router: Router
+    target: bytes
+    """Path and query."""
+    fields: list[tuple[bytes, bytes]]
+    body: bytes
+    has_body: bool
+    keying: Keying | None = None
+    pool: ModelPool | None = None
+    ask_usage: bool = False
+    """Whether the stream may be asked for usage on the client's behalf."""
+
+
+class Hop:
+    """What all attempts share: the way to the replicas, and what retrying may cost."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        upstreams: dict[str, Pool],
+        metrics: Metrics,
+        pools: Pools,
+        refused: Callable[[str], None],
+    ) -> None:
+        self.fleet = fleet
+        self.upstreams = upstreams
+        self.metrics = metrics
+        self.pools = pools
+        self.refused = refused
+        """Told the name of a replica that does not accept connections."""
+        self.limits = Limits(
+            settings.timeouts.first_byte, settings.timeouts.idle, int(settings.limits.header_bytes)
+        )
+        self.budget = RetryBudget(settings.limits.retry_budget)
+        self.relays: set[Relay] = set()
+        self.idle = asyncio.Event()
+        """Set while nothing is being relayed."""
+        self.idle.set()
+        self._attempts = settings.limits.attempts
+
+    def may_retry(self, work: Work, tried: set[str], *, free: bool = False) -> bool:
+        """Whether another replica may have the request. Takes from the budget unless `free`."""
+        if work.record.attempts >= self._attempts:
+            return False
+        if all(view.name in tried for view in self.fleet.candidates(work.route.model)):
+            return False
+        return free or self.budget.take(monotonic())
+
+
+class Attempt:
+    """One request at one replica."""
+
+    def __init__(self, hop: Hop, work: Work, lease: Lease, tried: set[str]) -> None:
+        self._hop = hop
+        self._work = work
+        self._lease = lease
+        self._replica: Replica = lease.replica
+        self._tried = tried
+        self._relay: Relay | None = None
+        self._asked_usage = False
+        self._answered = False
+        tried.add(lease.replica.name)
+        record = work.record
+        record.attempts += 1
+        record.replica = lease.replica.name
+        record.decision = lease.decision
+        record.available_tokens = lease.available
+        record.routed_tokens = lease.matched
+
+    async def run(self) -> web.StreamResponse | ProxyError:
+        """The relayed answer, or why another replica should be asked. Raises ProxyError if none should."""
+        try:
+            return await self._run()
+        finally:
+            if self._relay is not None:
+                self._relay.abandon()
+                self._hop.relays.discard(self._relay)
+                if not self._hop.relays:
+                    self._hop.idle.set()
+            self._close_lease()
+
+    async def _run(self) -> web.StreamResponse | ProxyError:
+        hop, name = self._hop, self._replica.name
+        pool = hop.upstreams[name]
+        connection = pool.take()
+        if connection is None:
+            try:
+                connection = await pool.connect()
+            except OSError as error:
+                return self._unreachable(error)
+        relay = self._start(connection, pool)
+        ending = await relay.done
+        if ending is Ending.COMPLETE:
+            return self._complete(relay)
+        if ending is Ending.REFUSED:
+            return NoReplica(f"replica {name} is overloaded", retry_after=1.0)
+        return await self._failed(ending, relay, pool)
+
+    def _start(self, connection: UpstreamConnection, pool: Pool) -> Relay:
+        work, record = self._work, self._work.record
+        request = work.request
+        client = request.protocol
+        assert isinstance(client, ClientConnection)
+        body = work.body
+        if work.ask_usage and self._replica.reports_cached is not False:
+            self._asked_usage = self._replica.description.engine in USAGE_ENGINES
+            if self._asked_usage:
+                body = splice_stream_usage(body)
+        head = http1.request_head(
+            request.method.encode(),
+            work.target,
+            pool.host,
+            work.fields,
+            len(body) if work.has_body else None,
+        )
+        relay = self._relay = Relay(
+            connection,
+            client,
+            self._hop.limits,
+            respond=self._respond,
+            on_first_token=self._lease.first_token,
+            is_head=request.method == "HEAD",
+            http10=request.version.minor == 0,
+            hide_usage=self._asked_usage,
+            client_keep_alive=request.keep_alive,
+        )
+        self._hop.relays.add(relay)
+        self._hop.idle.clear()
+        record.overhead = monotonic() - record.started
+        relay.start(head, body)
+        return relay
+
+    def _respond(self, head: http1.ResponseHead) -> list[bytes] | None:
+        """The head to send to the client, without framing; None to ask another replica instead."""
+        if head.status in BACKPRESSURE and self._hop.may_retry(self._work, self._tried):
+            return None
+        record = self._work.record
+        record.status = head.status
+        self._answered = head.status == web.HTTPOk.status_code
+        lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
+        for lower, name, value in head.fields:
+            if lower != b"x-request-id" and not lower.startswith(b"x-warmroute-"):
+                lines += (name, b": ", value, b"\r\n")
+        lines.append(
+            b"x-request-id: %b\r\nx-warmroute-replica: %b\r\nx-warmroute-policy: %b\r\n"
+            b"x-warmroute-arm: %b\r\nx-warmroute-decision: %b\r\nx-warmroute-prompt-tokens: %d\r\n"
+            b"x-warmroute-predicted-cached-tokens: %d\r\nx-warmroute-queue-ms: %.3f\r\n"
+            b"x-warmroute-overhead-ms: %.3f\r\nx-warmroute-attempts: %d\r\n"
+            % (
+                record.id.encode(),
+                record.replica.encode(),
+                record.policy.encode(),
+                record.arm.encode(),
+                record.decision.encode(),
+                record.prompt_tokens,
+                record.routed_tokens,
+                record.queue * 1000,
+                (record.overhead or 0.0) * 1000,
+                record.attempts,
+            )
+        )
+        return lines
+
+    def _complete(self, relay: Relay) -> web.StreamResponse:
+        record, tap = self._work.record, relay.tap
+        if tap is not None:
+            if tap.error and record.status < web.HTTPBadRequest.status_code:
+                record.outcome, record.reason = "failed", "error_in_stream"
+            if tap.first is not None and tap.last is not None:
+                record.ttft = tap.first - record.started
+                tokens = tap.usage.completion or tap.events
+                if tokens > 1:
+                    record.tpot = (tap.last - tap.first) / (tokens - 1)
+            record.output_tokens = tap.usage.completion
+        if record.status >= web.HTTPInternalServerError.status_code:
+            record.outcome, record.reason = "failed", "status"
+        return RELAYED if relay.client_keep_alive else RELAYED_LAST
+
+    async def _failed(self, ending: Ending, relay: Relay, pool: Pool) -> web.StreamResponse | ProxyError:
+        record, name = self._work.record, self._replica.name
+        record.reason = ending.value
+        if ending is Ending.CLIENT_STUCK:
+            record.outcome = "client_closed"
+            return self._cut()
+        self._hop.metrics.failures.add((name, ending.value))
+        record.outcome = "broken" if relay.sent else "failed"
+        if relay.sent:
+            return self._cut()
+        if ending is Ending.LOST:
+            error = UpstreamFailed(f"replica {name} closed the connection before it answered")
+            if not await self._can_resend(relay, pool):
+                raise error
+            record.outcome = "ok"
+            return error
+        if ending is Ending.MALFORMED:
+            raise UpstreamFailed(f"replica {name} sent an answer that is not HTTP/1.1, or too large a head")
+        if ending is Ending.BROKEN:
+            raise UpstreamFailed(f"replica {name} broke off its answer")
+        raise UpstreamTimeout(f"replica {name} was silent for too long; see WARMROUTE_TIMEOUTS__*")
+
+    async def _can_resend(self, relay: Relay, pool: Pool) -> bool:
+        hop, work = self._hop, self._work
+        if not relay.fresh and relay.age() < STALE_SECONDS:
+            if hop.may_retry(work, self._tried):
+                return True
+            alone = all(view.name in self._tried for view in hop.fleet.candidates(work.route.model))
+            if alone and work.record.attempts == 1:  # a fleet of one: the request never reached it
+                self._tried.discard(self._replica.name)
+                return True
+            return False
+        try:
+            connection = await pool.connect()
+        except ConnectionRefusedError:
+            hop.refused(self._replica.name)
+            return hop.may_retry(work, self._tried)
+        except OSError:
+            return False
+        pool.keep(connection)
+        return False
+
+    def _unreachable(self, error: OSError) -> ProxyError:
+        """Nothing was sent. Raises if no other replica can be asked."""
+        hop, name = self._hop, self._replica.name
+        record = self._work.record
+        reason = "refused" if isinstance(error, ConnectionRefusedError) else "connect"
+        hop.metrics.failures.add((name, reason))
+        if reason == "refused":
+            hop.refused(name)
+        failure = UpstreamFailed(f"replica {name} cannot be reached ({type(error).__name__})")
+        if hop.may_retry(self._work, self._tried, free=True):
+            return failure
+        record.outcome, record.reason = "failed", reason
+        raise failure
+
+    def _cut(self) -> web.StreamResponse:
+        """Part of an answer was sent and the rest will not come: the client must not take it for whole."""
+        client = self._work.request.protocol
+        assert isinstance(client, ClientConnection)
+        client.reset()
+        return RELAYED_LAST
+
+    def _close_lease(self) -> None:
+        """Give back the load and let index and pool learn from the answer."""
+        relay, lease = self._relay, self._lease
+        tap = relay.tap if relay is not None else None
+        if tap is None or not self._answered or tap.error:
+            lease.close(answered=self._answered and (tap is None or not tap.error))
+            return
+        work, record, usage = self._work, self._work.record, tap.usage
+        record.reported_prompt, record.reported_cached = usage.prompt, usage.cached
+        held = None
+        pool = work.pool
+        if pool is not None and work.keying is not None:
+            if usage.prompt is not None:
+                if pool.learn(work.keying, usage.prompt, work.route.sequences):
+                    self._hop.pools.give_up_tokenizer(pool)
+                self._replica.saw_usage(cached=usage.cached is not None, denied=not usage.tells_cached)
+            text = tap.text()
+            if text and work.route.sequences == 1:
+                held = pool.extend(work.keying, text)
+        lease.close(answered=True, reported=usage.cached, held=held)
