@@ -68,7 +68,7 @@ async def test_ended_early_it_leaves_no_process_behind(tmp_path):
             demo.kill()
 
     assert status == 143
-    assert not set(started) & running()
+    await eventually(lambda: not set(started) & running())
 
 
 def test_more_than_the_allowed_share_is_refused():
