@@ -6,71 +6,80 @@ come last and in order, so that the next turn of a conversation continues the by
 included.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from proxy.prompt.prompts import Chat, Message, Unreadable
 
+Digest = Callable[[dict[str, Any]], bytes]
+"""Gives words of four bytes that stand for a part which is no text."""
+
 _FIELD: Final = b"\xff"
 _TURN: Final = b"\xfe"
 _END_OF_CONTENT: Final = b"\xfd"
 _UNFINISHED: Final = b"\xfc"
+_PADDING: Final = b"\xfb"
 
 _CODER: Final = msgspec.json.Encoder(order="sorted")
 
 
-def canonical_chat(chat: Chat) -> bytes:
-    """Write a chat: first what templates put first (variables, tools), then one turn after another."""
+def canonical_chat(chat: Chat, digest: Digest) -> bytes:
+    """Write a chat: first what templates put first (variables, tools), then one turn after another.
+
+    Raises Unreadable for content that engines refuse.
+    """
     variables = dict(chat.variables)
     generates = variables.pop("add_generation_prompt", True)
     goes_on = variables.pop("continue_final_message", False)
-    head = [
-        b"" if value is None else name + _CODER.encode(value) + _FIELD
-        for name, value in (
-            (b"template", chat.template),
-            (b"variables", variables or None),
-            (b"tools", chat.tools),
-        )
-    ]
-    turns = b"".join([*head, *map(_turn, chat.messages)])
+    written = bytearray()
+    for name, value in (
+        (b"template", chat.template),
+        (b"variables", variables or None),
+        (b"tools", chat.tools),
+    ):
+        if value is not None:
+            written += name + _CODER.encode(value) + _FIELD
+    for message in chat.messages:
+        _write_turn(written, message, digest)
     if goes_on:
-        return turns.removesuffix(_END_OF_CONTENT) + _UNFINISHED
-    return turns if generates else turns + _UNFINISHED
+        return bytes(written.removesuffix(_END_OF_CONTENT) + _UNFINISHED)
+    return bytes(written) if generates else bytes(written + _UNFINISHED)
 
 
 def awaits_answer(chat: Chat) -> bool:
     """Tell whether the answer will be a turn after these."""
-    return bool(chat.variables.get("add_generation_prompt", True)) and not chat.variables.get(
-        "continue_final_message"
-    )
+    variables = chat.variables
+    return bool(variables.get("add_generation_prompt", True)) and not variables.get("continue_final_message")
 
 
 def answer(text: str) -> bytes:
     """Write the turn that an answer will be in the next request."""
-    return _turn({"role": "assistant", "content": text})
+    written = bytearray()
+    _write_turn(written, {"role": "assistant", "content": text}, _nothing)
+    return bytes(written)
 
 
-def _turn(message: Message) -> bytes:
-    role, content = message.get("role"), message.get("content")
+def _nothing(_: dict[str, Any]) -> bytes:
+    return b""
+
+
+def _write_turn(written: bytearray, message: Message, digest: Digest) -> None:
     others = {
         name: value
         for name, value in message.items()
         if name not in {"role", "content"} and value is not None
     }
-    return b"".join(
-        [
-            _TURN,
-            _CODER.encode(others) + _FIELD if others else b"",
-            str(role).encode() + _FIELD,
-            *_content(content),
-            _END_OF_CONTENT,
-        ]
-    )
+    written += _TURN
+    if others:
+        written += _CODER.encode(others) + _FIELD
+    written += str(message.get("role")).encode() + _FIELD
+    _write_content(written, message.get("content"), digest)
+    written += _END_OF_CONTENT
 
 
-def _content(content: Any) -> Iterable[bytes]:
+def _write_content(written: bytearray, content: Any, digest: Digest) -> None:
     """Write content; one text is the same whether it came as a string or as a part."""
     if content is None:
         return
@@ -79,10 +88,14 @@ def _content(content: Any) -> Iterable[bytes]:
         raise Unreadable
     for at, part in enumerate(parts):
         if at:
-            yield _FIELD
+            written += _FIELD
         if isinstance(part, str):
-            yield part.encode()
-        elif isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-            yield part["text"].encode()
+            written += part.encode()
+        elif not isinstance(part, dict):
+            raise Unreadable
+        elif part.get("type") == "text" and isinstance(part.get("text"), str):
+            written += part["text"].encode()
         else:
-            yield b"\xfb" + _CODER.encode(part)
+            # Words stand whole in a block, so that already the first one tells two parts apart.
+            written += _PADDING * (4 - len(written) % 4)
+            written += digest(part)

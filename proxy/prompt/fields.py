@@ -52,7 +52,7 @@ class Fields:
                 found = msgspec.json.decode(value, type=kind | None, strict=strict)
             else:
                 found = msgspec.convert(value, type=kind | None, strict=strict)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # the latter of a misplaced surrogate
             return default
         return default if found is None else found
 

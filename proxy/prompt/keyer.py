@@ -116,7 +116,9 @@ class Keyer:
             pieces = self._media.render(self._template, prompt)
             return self._of_pieces(parsed, self._tokenizer, pieces, special=prompt.special)
         follow = canonical.answer if canonical.awaits_answer(prompt) else None
-        return self._of_bytes(parsed, "chat", canonical.canonical_chat(prompt), follow=follow)
+        return self._of_bytes(
+            parsed, "chat", canonical.canonical_chat(prompt, self._media.digest), follow=follow
+        )
 
     def _root(self, parsed: Parsed, kind: str, before: bytes = b"") -> Node:
         start = seed(

@@ -113,8 +113,8 @@ class Keying:
             self._waiting = None
             if chunk is None:
                 self._publish(plan, fresh)
-                self._finish(plan)
                 self._trie.touch(self._path)
+                self._finish(plan)
                 return
             if plan.kept is not None:
                 node = self._trie.child(self._node, chunk)
@@ -142,6 +142,9 @@ class Keying:
             self._publish(plan, self._node.keys)
         self.pending = 0
         self.done = True
+        plan.chunks = iter(())  # a stream lasts minutes; its prompt's text need not
+        plan.kept = None
+        self._path = []
 
     def followed_by(self, text: str) -> "array[int]":
         """Return the keys of the prompt and an answer; see `Keyer.extend`."""

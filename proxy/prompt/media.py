@@ -29,7 +29,7 @@ class Media:
         digests: list[bytes] = []
 
         def mark(part: dict[str, Any]) -> str:
-            digests.append(self._tokens(part))
+            digests.append(self.digest(part))
             return f"\ue000{self._nonce}{len(digests) - 1}\ue001"
 
         text = template.render(chat, mark)
@@ -44,7 +44,8 @@ class Media:
         pieces[1::2] = [digests[int(index)] for index in pieces[1::2]]
         return [piece for piece in pieces if piece]
 
-    def _tokens(self, part: dict[str, Any]) -> bytes:
+    def digest(self, part: dict[str, Any]) -> bytes:
+        """Give eight token ids, as bytes, that stand for a part."""
         raw = msgspec.json.encode(part, order="sorted")
         words = array("I")
         for at in range(4):

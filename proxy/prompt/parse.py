@@ -72,14 +72,14 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
         fields = Fields.of(body)
         parsed = _outline(endpoint, fields)
         parsed.prompt = read_prompt(endpoint, fields)
+        parsed.usage_splice = (
+            endpoint in {Endpoint.CHAT, Endpoint.COMPLETIONS}
+            and fields.any("stream") is True
+            and "stream_options" not in fields
+            and not has_duplicates(body, fields.raw)
+        )
     except (msgspec.DecodeError, ValueError, RecursionError):
         return _outline(endpoint, _lenient(body))
-    parsed.usage_splice = (
-        endpoint in {Endpoint.CHAT, Endpoint.COMPLETIONS}
-        and fields.any("stream") is True
-        and "stream_options" not in fields
-        and not has_duplicates(body, fields.raw)
-    )
     return parsed
 
 

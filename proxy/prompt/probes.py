@@ -54,7 +54,15 @@ _CALL: Final[Message] = {
     "tool_calls": [
         _call(
             "weather",
-            {"city": "Zürich", "days": 3, "share": 0.5, "ok": True, "none": None, "deep": [{"a": [1]}]},
+            {
+                "city": "Zürich",
+                "days": 3,
+                "share": 1e-7,
+                "far": 1e22,
+                "ok": True,
+                "none": None,
+                "deep": [{"a": [1]}],
+            },
         ),
         _call("now", {}),
     ],
