@@ -239,26 +239,26 @@ async def test_S12_no_first_byte_is_a_504_and_is_not_tried_again(upstreams, prox
 
 
 async def flood(exchange: Exchange) -> None:
-    """16 MiB: more than the sockets between hold."""
+    """32 MiB: more than the sockets between hold."""
     await exchange.open_stream()
-    await exchange.event(*([dialect.delta("x" * 65536)] * 256))
+    await exchange.event(*([dialect.delta("x" * 65536)] * 512))
     await exchange.end_stream()
 
 
 async def test_S12_a_client_that_pauses_is_no_idle_replica(upstream, proxy_factory):
-    proxy = await proxy_factory(upstream, timeouts={"idle": 1.0})
+    proxy = await proxy_factory(upstream, timeouts={"idle": 2.0})
     upstream.behaviour = flood
-    async with await Client.connect(proxy.port, receive_buffer=4096) as client:
+    async with await Client.connect(proxy.port) as client:
         await client.send(request("POST", CHAT, dialect.chat(stream=True)))
-        for megabytes in (1, 3, 5):
+        for megabytes in (4, 8, 12):
             client.stop_reading()
-            await asyncio.sleep(0.6)  # the stimulus: pauses that add up to more than the limit
+            await asyncio.sleep(0.8)  # the stimulus: pauses that add up to more than the limit
             client.resume_reading()
             while len(client.received) < megabytes << 20:
                 await client.arrival()
         response = await client.response(within=60)
     assert response.complete
-    assert response.body == dialect.delta("x" * 65536) * 256
+    assert response.body == dialect.delta("x" * 65536) * 512
 
 
 async def test_S12_a_client_that_never_reads_frees_the_replica(upstream, proxy_factory):
