@@ -18,7 +18,7 @@ from proxy.errors import BadRequest
 from proxy.prompt.anthropic import read_messages
 from proxy.prompt.fields import Fields
 from proxy.prompt.openai import read_chat, read_completion, read_embeddings, read_generate
-from proxy.prompt.prompts import Prompt, Unreadable
+from proxy.prompt.prompts import Chat, Prompt, Unreadable
 from proxy.prompt.responses import read_responses
 from proxy.prompt.splice import has_duplicates, splice_model, splice_stream_usage
 
@@ -26,6 +26,10 @@ __all__ = ["Endpoint", "Parsed", "parse", "splice_model", "splice_stream_usage"]
 
 MAX_N: Final = 128
 """OpenAI's largest `n`; a larger one weighs no more, so that one request cannot fake a full fleet."""
+
+
+MOST_PARTS: Final = 4096
+"""A chat of more messages and parts is routed by load: rendering takes 5 us each, and all wait for it."""
 
 
 class Endpoint(enum.Enum):
@@ -86,9 +90,20 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
 def read_prompt(endpoint: Endpoint, fields: Fields) -> Prompt | None:
     """Read what the prompt is made of; None where nobody could tell its tokens from the request alone."""
     try:
-        return _READERS[endpoint](fields)
+        prompt = _READERS[endpoint](fields)
     except Unreadable:
         return None
+    return None if isinstance(prompt, Chat) and _parts(prompt) > MOST_PARTS else prompt
+
+
+def _parts(chat: Chat) -> int:
+    """Count what a template is called upon to write: messages, their parts and calls, tools."""
+    count = len(chat.messages) + len(chat.tools or ())
+    for message in chat.messages:
+        for listed in (message.get("content"), message.get("tool_calls")):
+            if isinstance(listed, list):
+                count += len(listed)
+    return count
 
 
 def _read_rerank(_: Fields) -> None:

@@ -7,15 +7,19 @@ integers. Never raises: a body that cannot be read is given back as it is, for t
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from proxy.prompt.fields import Fields
 
+MOST_FIELDS: Final = 1000
+"""Top-level fields that are looked at one by one; engines know some fifty."""
+
 _BOM = b"\xef\xbb\xbf"
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _KEY = re.compile(rb'("(?:[^"\\]|\\.)*")[ \t\n\r]*:[ \t\n\r]*')
+_SCANNER = json.JSONDecoder()
 _INCLUDE_USAGE = b'"stream_options":{"include_usage":true}'
 
 
@@ -34,15 +38,18 @@ def splice_stream_usage(body: bytes) -> bytes:
 
 def splice_model(body: bytes, model: str) -> bytes:
     """Replace the value of the top-level `model`; of every one, if there are several."""
-    spans = [(start, end) for key, start, end in top_level(body) if key == "model"]
     name = msgspec.json.encode(model)
-    for start, end in reversed(spans):
-        body = body[:start] + name + body[end:]
-    return body
+    pieces, at, seen = [], 0, 0
+    for key, start, end in top_level(body):
+        seen += 1
+        if key == "model":
+            pieces += [body[at:start], name]
+            at = end
+    return body if seen > MOST_FIELDS else b"".join([*pieces, body[at:]])
 
 
 def has_duplicates(body: bytes, raw: Mapping[str, Any]) -> bool:
-    """Tell whether a key of the object comes twice; `raw` is its outline."""
+    """Tell whether a key of the object comes twice; `raw` is its outline. Too many to tell count as such."""
     seen = set()
     for key, _, _ in top_level(body, raw):
         if key in seen:
@@ -52,19 +59,26 @@ def has_duplicates(body: bytes, raw: Mapping[str, Any]) -> bool:
 
 
 def top_level(body: bytes, raw: Mapping[str, Any] | None = None) -> Iterator[tuple[str, int, int]]:
-    """Yield key, start and end of each top-level value, in the order they come; stop where it is not JSON."""
+    """Yield key, start and end of each top-level value, in the order they come.
+
+    Stops where it is not JSON, and after one more than MOST_FIELDS.
+    """
     if raw is None:
         try:
             raw = Fields.of(body).raw
         except (msgspec.DecodeError, ValueError, RecursionError):
             raw = {}
+    values = _Values(body, raw)
     at = _after_space(body, len(_BOM) if body.startswith(_BOM) else 0)
     if body[at : at + 1] != b"{":
         return
     try:
-        while (key := _KEY.match(body, _after_space(body, at + 1))) is not None:
+        for _ in range(MOST_FIELDS + 1):
+            key = _KEY.match(body, _after_space(body, at + 1))
+            if key is None:
+                return
             name = json.loads(key[1])
-            end = _value_end(body, key.end(), raw.get(name))
+            end = values.end(name, key.end())
             yield name, key.end(), end
             at = _after_space(body, end)
             if body[at : at + 1] != b",":
@@ -73,22 +87,33 @@ def top_level(body: bytes, raw: Mapping[str, Any] | None = None) -> Iterator[tup
         return
 
 
+class _Values:
+    """Where the values of one object end.
+
+    The outline holds the bytes of each key's last value: where they stand, and a value ends after them, it
+    ends there. Otherwise (an earlier one of two values) it is scanned for; Latin-1 keeps byte offsets.
+    """
+
+    def __init__(self, body: bytes, raw: Mapping[str, Any]) -> None:
+        self._body = body
+        self._raw = raw
+        self._text: str | None = None
+
+    def end(self, name: str, start: int) -> int:
+        """Find the end of the value of `name` that begins at `start`. Raises ValueError, RecursionError."""
+        raw = self._raw.get(name)
+        if type(raw) is msgspec.Raw:
+            value = bytes(raw)
+            if self._body.startswith(value, start):
+                end = start + len(value)
+                after = _after_space(self._body, end)
+                if self._body[after : after + 1] in (b",", b"}"):
+                    return end
+        if self._text is None:
+            self._text = self._body.decode("latin-1")
+        return _SCANNER.raw_decode(self._text, start)[1]
+
+
 def _after_space(body: bytes, at: int) -> int:
     space = _SPACE.match(body, at)
     return at if space is None else space.end()
-
-
-def _value_end(body: bytes, start: int, raw: Any) -> int:
-    """Find where the value at `start` ends.
-
-    The outline holds the bytes of each key's last value: where they stand here, and a value ends after them,
-    this is it. Otherwise (an earlier one of two values) scan; Latin-1 keeps byte offsets.
-    """
-    if type(raw) is msgspec.Raw:
-        value = bytes(raw)
-        if body.startswith(value, start):
-            end = start + len(value)
-            after = _after_space(body, end)
-            if body[after : after + 1] in (b",", b"}"):
-                return end
-    return json.JSONDecoder().raw_decode(body.decode("latin-1"), start)[1]

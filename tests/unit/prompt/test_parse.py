@@ -237,3 +237,26 @@ def test_embeddings_read_texts_and_messages():
     assert isinstance(
         parse(Endpoint.EMBEDDINGS, b'{"messages": [{"role": "user", "content": "x"}]}').prompt, Chat
     )
+
+
+def test_T10_chats_that_would_take_long_to_render_are_routed_by_load():
+    turns = [{"role": "user", "content": "x"}]
+    parts = [{"type": "text", "text": "x"}]
+
+    def prompt(messages):
+        return parse(Endpoint.CHAT, json.dumps({"messages": messages}).encode()).prompt
+
+    assert prompt(turns * 4096) is not None
+    assert prompt(turns * 4097) is None
+    assert prompt([{"role": "user", "content": parts * 4096}]) is None
+    assert prompt([{"role": "assistant", "tool_calls": [{}] * 4096}]) is None
+
+
+def test_T10_an_object_of_countless_fields_is_not_searched_for_duplicates():
+    def may(count):
+        return parse(
+            Endpoint.CHAT, json.dumps({"stream": True} | {f"k{n}": n for n in range(count)}).encode()
+        )
+
+    assert may(999).usage_splice
+    assert not may(5000).usage_splice
