@@ -1,7 +1,7 @@
 """The control: one-off prompts alone, where no policy should win or lose, over several seeds.
 
-Both proxies run all the time and take turns, the other one first with each seed, so that a machine that grows
-slower or faster treats them alike.
+Both proxies run all the time and take turns in the order a, b, b, a for each seed, so that a machine that
+grows slower or faster treats them alike.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ async def run(
     """Measure, tell, write; 1 if the second policy is slower or anything hits."""
     prompt = EnginePrompt()
     scenario = next(scenario for scenario in SCENARIOS if scenario.name == "random")
-    windows = []
+    measured: list[list[Window]] = []
     urls = engines.process.urls
     first, second = (logs / f"proxy-{policy}.log" for policy in policies)
     async with (
@@ -45,27 +45,34 @@ async def run(
         processes.proxy(urls, policies[1], second) as b,
     ):
         warm_up = plan_window(scenario, prompt, spec, share, "control/warm-up", 0.4).plan
+        turns = list(zip(policies, (a, b), strict=True))
         for number in range(1, seeds + 1):
-            window = plan_window(scenario, prompt, spec, share, f"control/{number}", 1.5)
-            windows.append(window)
-            turns = list(zip(policies, (a, b), strict=True))
-            for policy, proxy in turns if number % 2 else turns[::-1]:
-                await run_window(window, policy, engines, proxy, console, warm_up if number == 1 else ())
-    return conclude(console, windows, policies, spec)
+            halves = [
+                plan_window(scenario, prompt, spec, share, f"control/{number}/{half}", 0.75) for half in "ab"
+            ]
+            measured.append(halves)
+            for window, order in zip(halves, (turns, turns[::-1]), strict=True):
+                for policy, proxy in order:
+                    before = warm_up if number == 1 and window is halves[0] else ()
+                    await run_window(window, policy, engines, proxy, console, before)
+    return conclude(console, measured, policies, spec)
 
 
-def conclude(console: Console, windows: Sequence[Window], policies: tuple[str, str], spec: EngineSpec) -> int:
-    """Figures by seed and over all of them."""
-    by_seed = []
+def conclude(
+    console: Console, measured: Sequence[Sequence[Window]], policies: tuple[str, str], spec: EngineSpec
+) -> int:
+    """Figures by seed and over all of them; `measured` has the windows of each seed."""
     runs = []
     for policy in policies:
-        records = [record for window in windows for record in window.measured[policy].records]
-        seconds = sum(window.measured[policy].seconds for window in windows)
+        all_of_it = [window.measured[policy] for windows in measured for window in windows]
+        records = [record for one in all_of_it for record in one.records]
+        seconds = sum(one.seconds for one in all_of_it)
         runs.append(report.summarise(policy, records, {"random": 0.0}, seconds))
-    for number, window in enumerate(windows, 1):
+    by_seed = []
+    for number, windows in enumerate(measured, 1):
         entry: dict[str, Any] = {"seed": number}
         for policy in policies:
-            records = window.measured[policy].records
+            records = [record for window in windows for record in window.measured[policy].records]
             entry[policy] = {"ttft": spread(r.ttft for r in records), "hit_rate": hit_rate(records)}
         entry["slower_at_p50"] = entry[policies[1]]["ttft"]["p50"] / entry[policies[0]]["ttft"]["p50"] - 1
         by_seed.append(entry)
@@ -75,10 +82,10 @@ def conclude(console: Console, windows: Sequence[Window], policies: tuple[str, s
         "name": "random",
         "profile": spec.name,
         "replicas": len(runs[0]["replicas"]),
-        "seeds": len(windows),
-        "requests_a_seed": len(windows[0].plan),
-        "rate": windows[0].rate,
-        "round_robin_capacity": windows[0].capacity,
+        "seeds": len(measured),
+        "requests_a_seed": sum(len(window.plan) for window in measured[0]),
+        "rate": measured[0][0].rate,
+        "round_robin_capacity": measured[0][0].capacity,
         "engine": report.as_json(spec),
     }
     result = report.result(runs, workload=workload, simulated=True)

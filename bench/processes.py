@@ -35,6 +35,16 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def machine_cpu_seconds() -> float:
+    """Busy time of all cores together so far; 0 where /proc does not tell."""
+    try:
+        first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, irq, softirq = (int(field) for field in first[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def free_port(preferred: int = 0) -> int:
     """`preferred` if nobody listens there, else any free one."""
     for port in (preferred, 0):

@@ -22,6 +22,8 @@ MODEL = "simulated"
 REPLICAS = 4
 MOST_PER_SECOND = 20.0
 """Requests that two slow cores can make, carry and answer without being what is measured."""
+MOST_OF_OTHERS = 0.5
+"""Cores that processes not ours may use before a window's times are doubtful."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Window:
     capacity: float
     measured: dict[str, Measured] = field(default_factory=dict)
     cpu: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Cores used, by policy and process."""
+    """Cores used, by policy and process; `others` is everything else on the machine."""
 
 
 def plan_window(
@@ -84,7 +86,11 @@ async def run_window(
         )
     seconds = monotonic() - began
     after = _cpu_seconds(engines.process, proxy)
-    window.cpu[policy] = {name: (after[name] - before[name]) / seconds for name in after}
+    used = {name: (after[name] - before[name]) / seconds for name in after}
+    used["others"] = max(0.0, used.pop("machine") - sum(used.values()))
+    window.cpu[policy] = used
+    if used["others"] > MOST_OF_OTHERS:
+        console.print(f"[yellow]others used {used['others']:.1f} cores meanwhile: times say little")
 
 
 def _cpu_seconds(engines: processes.Process, proxy: processes.Process) -> dict[str, float]:
@@ -93,4 +99,5 @@ def _cpu_seconds(engines: processes.Process, proxy: processes.Process) -> dict[s
         "replicas": engines.cpu_seconds(),
         "proxy": proxy.cpu_seconds(),
         "load": own.ru_utime + own.ru_stime,
+        "machine": processes.machine_cpu_seconds(),
     }

@@ -23,7 +23,7 @@ def windows(*pairs, cached=0):
         for policy, ttft in zip(POLICIES, pair, strict=True):
             record = Record("random", 0.0, 0.0, 200, None, ttft, 0.01, 1.0, 100, cached, 5, "r1")
             window.measured[policy] = Measured([record], {"random": 0.0}, 1.0)
-        out.append(window)
+        out.append([window])
     return out
 
 
