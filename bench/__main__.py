@@ -9,6 +9,7 @@ COMMANDS = {
     "simulate": "every policy on a workload or a trace, on a virtual clock",
     "micro": "what the parts cost: keys, index, routing",
     "demo": "the whole thing without a GPU, round robin against prefix_cost",
+    "real": "round robin against prefix_cost on running real replicas",
 }
 
 
