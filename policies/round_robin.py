@@ -31,5 +31,7 @@ class RoundRobin:
 
     def choose(self, request: Request, replicas: Sequence[Replica], rng: Random) -> Decision:  # noqa: ARG002
         """Take the next replica."""
+        if len(replicas) == 1:  # a retry with nobody else left takes no turn
+            return Decision(replicas[0])
         self._turn += 1
         return Decision(replicas[self._turn % len(replicas)])

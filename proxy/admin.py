@@ -1,7 +1,8 @@
 """What an operator may see and do at run time, under /admin.
 
-Open only to whoever shows the admin token, or, where none is set, to callers on this machine of a proxy that
-listens on loopback alone. Never reached by what a client sends to a model.
+Open only to whoever shows the admin token. Where none is set, a proxy that listens on loopback alone answers
+callers on this machine, but no web page: a browser says where a page came from, and which name it asked for.
+Never reached by what a client sends to a model.
 """
 
 import hmac
@@ -64,7 +65,7 @@ class Admin:
 
     def _authorize(self, request: web.BaseRequest) -> None:
         if self._token is None:
-            if self._loopback:
+            if self._loopback and "Origin" not in request.headers and _is_loopback(_name(request.host)):
                 return
             raise Unauthorized("/admin is closed: set WARMROUTE_ADMIN_TOKEN, or listen on loopback only")
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
@@ -129,6 +130,11 @@ class Admin:
         if reply.ok and request.method == "POST" and rest in ("reset_prefix_cache", "flush_cache", "sleep"):
             self._pools.forget(replica.name)
         return web.Response(status=reply.status, body=content, headers={"Content-Type": kind})
+
+
+def _name(host: str) -> str:
+    """The name in a Host field, without its port."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _is_loopback(host: str) -> bool:

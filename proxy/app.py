@@ -5,6 +5,7 @@ import gc
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from random import Random
 from time import monotonic
 from types import TracebackType
@@ -27,6 +28,7 @@ from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
 from proxy.pools import Pools
 from proxy.probes import Probes
+from proxy.reader import Reader
 from proxy.router import Router
 from proxy.server import Server
 from proxy.tasks import Tasks
@@ -48,7 +50,7 @@ class Proxy:
         self.index = MemoryIndex()
         self.metrics = Metrics(self.fleet, self.index)
         self._tasks = Tasks()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokens")
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="prompts")
         self._http = probes.session(settings)
         self._upstreams: dict[str, Pool] = {}
         tokens = EngineTokens(self._http, self.fleet, seconds=settings.tokenizer_budget_ms / 1000)
@@ -76,7 +78,7 @@ class Proxy:
             self._dispatcher,
             self.metrics,
             self._log,
-            self._executor,
+            Reader(self.metrics, self._executor, budget_seconds=settings.tokenizer_budget_ms / 1000),
         )
         admin = Admin(settings, self.fleet, self.index, self.pools, self._http)
         self._server = Server(settings, self.fleet, self.pools, exchanges, self.metrics, admin)
@@ -134,25 +136,21 @@ class Proxy:
     async def close(self, *, grace: float) -> None:
         """Stop taking requests, give those in flight `grace` seconds, then end them."""
         self._server.draining = True
-        if self._listener is not None:
-            self._listener.close()
-        try:
-            async with asyncio.timeout(grace):
-                await self._dispatcher.idle()
-        except TimeoutError:
-            pass
-        await self._http_server.shutdown(0.1)
-        self._log.flush()
-        await self._tasks.close()
-        for pool in self._upstreams.values():
-            pool.close()
-        await self._http.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def drain(self, *, seconds: float) -> None:
-        """Say at /ready that no more requests should come, while they are still served."""
-        self._server.draining = True
-        await asyncio.sleep(seconds)
+        async with AsyncExitStack() as last:  # what fails here must not keep the rest from being closed
+            last.callback(self._executor.shutdown, wait=False, cancel_futures=True)
+            last.push_async_callback(self._http.close)
+            for pool in self._upstreams.values():
+                last.callback(pool.close)
+            last.push_async_callback(self._tasks.close)
+            last.callback(self._log.flush)
+            last.push_async_callback(self._http_server.shutdown, 0.1)
+            if self._listener is not None:
+                self._listener.close()
+            try:
+                async with asyncio.timeout(grace):
+                    await self._dispatcher.idle()
+            except TimeoutError:
+                pass
 
     def _restarted(self, name: str) -> None:
         self.pools.forget(name)

@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     ] = ()
     """more paths, comma-separated, that are passed to a replica by load"""
     admin_token: SecretStr | None = None
-    """who shows it may call /admin; without it, nobody may"""
+    """who shows it may call /admin; without it, only callers on this machine, if host is loopback"""
     admin_token_file: Path | None = None
     """file that holds that token"""
     probes: Probes = Probes()

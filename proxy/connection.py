@@ -27,6 +27,10 @@ from proxy.relay import Relay
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
+SERVER = "warmroute"
+"""Names the proxy's own answers; a replica's keep the replica's name."""
+
+
 class Relayed(web.StreamResponse):
     """Stands for an answer that a relay has already written."""
 
@@ -110,7 +114,12 @@ class ClientConnection(web.RequestHandler):
 
 def answer(error: ProxyError) -> web.Response:
     """An error as a response."""
-    response = web.Response(status=error.status, body=error.body(), content_type="application/json")
+    response = web.Response(
+        status=error.status,
+        body=error.body(),
+        content_type="application/json",
+        headers={"Server": SERVER},
+    )
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
     if isinstance(error, TooLarge | ExpectationFailed):  # the request's body was not read to its end

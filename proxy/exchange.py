@@ -8,7 +8,6 @@ import asyncio
 import os
 import re
 from collections.abc import Coroutine
-from concurrent.futures import Executor
 from time import monotonic
 from typing import Any
 
@@ -25,16 +24,13 @@ from proxy.errors import ClientGone, InternalError, ProxyError
 from proxy.http1 import forwardable
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
-from proxy.model_pool import ModelPool
 from proxy.pools import Pools
-from proxy.prompt.keying import Keying
-from proxy.prompt.parse import Endpoint, Parsed, parse, splice_model
+from proxy.prompt.parse import Endpoint, splice_model
+from proxy.reader import Reader
 from proxy.record import Record
 from proxy.router import Router, RouteRequest
 from proxy.traffic import OTHER, Seen
 
-INLINE_CHARACTERS = 8192
-"""A cold prompt up to this long is tokenised on the spot: a thread costs as much."""
 PRIORITIES = frozenset(("interactive", "standard", "batch"))
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _REQUEST_ID_FIELD = frozenset((b"x-request-id",))
@@ -79,7 +75,7 @@ class Exchanges:
         dispatcher: Dispatcher,
         metrics: Metrics,
         log: RequestLog,
-        executor: Executor,
+        reader: Reader,
     ) -> None:
         self._pools = pools
         self._by_policy = by_policy
@@ -87,13 +83,11 @@ class Exchanges:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._log = log
-        self._executor = executor
-        self._loop = asyncio.get_running_loop()
+        self._reader = reader
         self._groups = frozenset(settings.groups)
         self._policy = settings.policy
         self._seen = Seen()
         self._body_limit = int(settings.limits.body_bytes)
-        self._budget_seconds = settings.tokenizer_budget_ms / 1000
         self._ask_usage = settings.stream_usage == "auto"
         self._own_auth: list[tuple[bytes, bytes]] = []
         self._drop = _REQUEST_ID_FIELD
@@ -168,7 +162,7 @@ class Exchanges:
             record.model = model.name
             route = RouteRequest(model.name)
             return await self._send(request, record, route, self._by_load, target, body)
-        parsed = parse(endpoint, plain)
+        parsed = await self._reader.parse(endpoint, plain)
         model = self._pools.resolve(parsed.model)
         record.model = model.name
         record.stream = parsed.stream
@@ -191,7 +185,7 @@ class Exchanges:
         elif model.pool.keyer is None:
             self._metrics.load_only.add(("tokenizer",))
         else:
-            keying = await self._key(endpoint, plain, parsed, model.pool)
+            keying = await self._reader.key(endpoint, plain, parsed, model.pool)
             if keying is not None:
                 route.keys = keying.keys
                 route.tokens = keying.tokens
@@ -254,33 +248,6 @@ class Exchanges:
             **more,
         )
         return await self._dispatcher.send(work)
-
-    async def _key(self, endpoint: Endpoint, body: bytes, parsed: Parsed, pool: ModelPool) -> Keying | None:
-        """The keys of a prompt; None, and counted, if it has none."""
-        if not await pool.ask_engine(endpoint, body, parsed):
-            self._metrics.load_only.add(("engine_tokenize",))
-            return None
-        assert pool.keyer is not None
-        keying = pool.keyer.begin(parsed)
-        if not keying.is_understood:
-            self._metrics.load_only.add(("template",))
-            return None
-        if not keying.done:
-            await self._finish_keys(keying)
-        return keying
-
-    async def _finish_keys(self, keying: Keying) -> None:
-        """Key the rest of a prompt; what the budget does not allow for stays without keys."""
-        if keying.pending <= INLINE_CHARACTERS:
-            keying.run()
-            return
-        future = self._loop.run_in_executor(self._executor, keying.run)
-        done, _ = await asyncio.wait((future,), timeout=self._budget_seconds)
-        if done:
-            future.result()
-        else:
-            future.cancel()  # unless it runs already: then the next prompt like this one is warm
-            self._metrics.over_budget.add(())
 
     def _group(self, request: web.BaseRequest, route: RouteRequest) -> str:
         classed = self._seen.group(route.keys, route.block_tokens)

@@ -11,10 +11,12 @@ from math import exp
 from typing import Any
 
 from policies import base
-from proxy.learning import PrefillRate
+from proxy.learning import FleetLine, ReplicaRate
 
 RECENT_SECONDS = 30.0
 """Time constant of `base.Replica.recent_tokens`."""
+RATE_SECONDS = 60.0
+"""Time constant in which a replica without replies is again believed as fast as the fleet."""
 TICK_SECONDS = 0.5
 USAGE_WITHOUT_CACHED = 20
 """Replies in a row whose usage lacks cached tokens before a replica counts as not reporting them: SGLang
@@ -46,14 +48,14 @@ class Description:
 class Replica:
     """A replica, its state, and the view of it that policies see."""
 
-    __slots__ = ("_without", "description", "pending", "prefill", "reports_cached", "up", "url", "view")
+    __slots__ = ("_without", "description", "pending", "rate", "reports_cached", "up", "url", "view")
 
     def __init__(self, name: str, url: str, description: Description) -> None:
         self.url = url
         self.description = description
         self.up = False
         self.view = base.Replica(name, slots=description.max_seqs)
-        self.prefill = PrefillRate()
+        self.rate = ReplicaRate()
         self.reports_cached: bool | None = None
         """Whether its usage tells cached tokens; None until a reply has shown it."""
         self._without = 0
@@ -78,6 +80,11 @@ class Replica:
             if self._without >= USAGE_WITHOUT_CACHED:
                 self.reports_cached = False
 
+    def judge(self, line: FleetLine) -> None:
+        """Bring the view's speeds up to date."""
+        self.view.prefill_rate = self.rate.tokens_per_second(line)
+        self.view.base_ttft = line.base_seconds
+
     @property
     def shares_in_flight(self) -> bool:
         """Whether a prefix can be reused while its first request still computes it (SGLang: only after)."""
@@ -87,10 +94,23 @@ class Replica:
 class Reservation:
     """Load that one request puts on one replica, from dispatch to the end of its stream."""
 
-    __slots__ = ("_ahead", "_due", "_released", "replica", "sent_at", "sequences", "stream", "uncached")
+    __slots__ = (
+        "_ahead",
+        "_due",
+        "_line",
+        "_released",
+        "replica",
+        "sent_at",
+        "sequences",
+        "stream",
+        "uncached",
+    )
 
-    def __init__(self, replica: Replica, uncached: int, sequences: int, now: float, *, stream: bool) -> None:
+    def __init__(
+        self, replica: Replica, uncached: int, sequences: int, now: float, line: FleetLine, *, stream: bool
+    ) -> None:
         self.replica = replica
+        self._line = line
         self.uncached = uncached
         self.sequences = sequences
         self.sent_at = now
@@ -109,10 +129,10 @@ class Reservation:
         if self not in self.replica.pending or self._released:
             return
         if self.stream:
-            rate = self.replica.prefill
-            rate.observe(self._ahead + self.uncached, now - self.sent_at)
-            self.replica.view.prefill_rate = rate.tokens_per_second
-            self.replica.view.base_ttft = rate.base_seconds
+            tokens, seconds = self._ahead + self.uncached, now - self.sent_at
+            self._line.observe(tokens, seconds)
+            self.replica.rate.observe(tokens, seconds, self._line)
+            self.replica.judge(self._line)
         self._prefilled()
         self.replica.view.running += self.sequences
 
@@ -143,6 +163,7 @@ class Fleet:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.replicas: dict[str, Replica] = {}
+        self.line = FleetLine()
         self._serving: dict[str, list[base.Replica]] = {}
         self._ticked = clock()
 
@@ -177,7 +198,7 @@ class Fleet:
     def restarted(self, name: str) -> None:
         """Forget what was learned about a process that is gone."""
         replica = self.replicas[name]
-        replica.prefill = PrefillRate()
+        replica.rate = ReplicaRate()
         replica.reports_cached, replica._without = None, 0  # noqa: SLF001 - the fleet owns its replicas
         replica.view.recent_tokens = 0.0
         replica.view.kv_usage = None
@@ -197,7 +218,8 @@ class Fleet:
 
     def reserve(self, name: str, uncached: int, sequences: int, *, stream: bool) -> Reservation:
         """Count a request against a replica from now on."""
-        return Reservation(self.replicas[name], uncached, sequences, self.clock(), stream=stream)
+        replica = self.replicas[name]
+        return Reservation(replica, uncached, sequences, self.clock(), self.line, stream=stream)
 
     def tick(self) -> None:
         """Let recent work fade and move overdue prefills on; cheap, called before each decision."""
@@ -206,8 +228,10 @@ class Fleet:
         if elapsed < TICK_SECONDS:
             return
         self._ticked = now
-        fade = exp(-elapsed / RECENT_SECONDS)
+        fade, doubt = exp(-elapsed / RECENT_SECONDS), exp(-elapsed / RATE_SECONDS)
         for replica in self.replicas.values():
             replica.view.recent_tokens *= fade
+            replica.rate.fade(doubt)
+            replica.judge(self.line)
             for reservation in [r for r in replica.pending if r.overdue(now)]:
                 reservation.first_token(now)

@@ -33,7 +33,7 @@ class Ending(enum.Enum):
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"
     IDLE_TIMEOUT = "idle_timeout"
     CLIENT_STUCK = "client_stuck"
-    """The client has not read for as long as a replica may be silent."""
+    """The client's send buffer has been full for as long as a replica may be silent."""
 
 
 class Client(Protocol):
@@ -230,9 +230,9 @@ class Relay:
     def _frame(self, head: ResponseHead, lines: list[bytes]) -> None:
         """Settle how the body ends on either side, and queue the client's head."""
         self._reusable = head.keep_alive
-        kind = head.get(b"content-type") or b""
+        kind = (head.get(b"content-type") or b"").lower()
         stream = kind.startswith(b"text/event-stream")
-        plain = head.get(b"content-encoding") is None
+        plain = (head.get(b"content-encoding") or b"identity").lower() == b"identity"
         if self._no_body or head.status in (204, 304):
             self._left = 0
             if head.length is not None and head.status != 204:

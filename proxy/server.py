@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.admin import Admin
 from proxy.config import Settings
-from proxy.connection import answer
+from proxy.connection import SERVER, answer
 from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
@@ -105,14 +105,19 @@ class Server:
         return _json(body, status=200 if ready else 503)
 
     async def _metrics_page(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(body=self._metrics.page(), headers={"Content-Type": _TEXT})
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": _TEXT, "Server": SERVER})
 
     async def _models(self, _: web.BaseRequest) -> web.Response:
         return _json({"object": "list", "data": self._pools.cards()})
 
 
 def _json(body: object, status: int = 200) -> web.Response:
-    response = web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+    response = web.Response(
+        body=msgspec.json.encode(body),
+        status=status,
+        content_type="application/json",
+        headers={"Server": SERVER},
+    )
     if status == web.HTTPServiceUnavailable.status_code:
         response.headers["Retry-After"] = "1"
     return response

@@ -18,9 +18,11 @@ _FILLED = re.compile(rb'"choices"\s*:\s*\[\s*[^\]\s]')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END = 4
+MAX_HELD = 65536
+"""Bytes of one event that are held at most: a usage chunk has a few hundred."""
 _FINISH_BYTES = 32
 """Enough of what was sent to find a finish reason that was cut in two."""
-_DATA = b"data:"
+_DATA = re.compile(rb"^data:(.*)$", re.MULTILINE)
 
 
 class _Chunk(msgspec.Struct):
@@ -91,7 +93,7 @@ class UsageFilter:
                 if not _is_usage_only(event):
                     out.append(event)
                 continue
-            if _may_be_usage(event):
+            if len(event) <= MAX_HELD and _may_be_usage(event):
                 self._held = event
             else:
                 out.append(event)
@@ -103,17 +105,15 @@ class UsageFilter:
 
 
 def _may_be_usage(start: bytes) -> bool:
-    """Whether an event that begins so may be the usage chunk: data, and its choices not seen filled."""
-    if not start.startswith(_DATA):
-        return _DATA.startswith(start)
-    return _FILLED.search(start) is None
+    """Whether an event that begins so may be the usage chunk: no comment, and its choices not seen filled."""
+    return not start.startswith(b":") and _FILLED.search(start) is None
 
 
 def _is_usage_only(event: bytes) -> bool:
-    if _EMPTY.search(event) is None or not event.startswith(_DATA):
+    if _EMPTY.search(event) is None:
         return False
     try:
-        chunk = _decode(event[len(_DATA) :])
+        chunk = _decode(b"\n".join(_DATA.findall(event)))
     except (msgspec.MsgspecError, RecursionError):
         return False
     return not chunk.choices and bytes(chunk.usage) != b"null"

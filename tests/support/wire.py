@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+from typing import cast
 
 from tests.support.eventually import PATIENCE
 
@@ -25,8 +26,7 @@ class Wire(asyncio.Protocol):
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:

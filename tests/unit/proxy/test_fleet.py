@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.fleet import USAGE_WITHOUT_CACHED, Description, Fleet
-from proxy.learning import PrefillRate
+from proxy.learning import FleetLine, ReplicaRate
 
 
 class Clock:
@@ -106,17 +106,29 @@ def test_recent_work_fades(fleet: Fleet, clock: Clock):
 
 
 def test_a_rate_is_learned_and_bounded():
-    rate = PrefillRate()
+    line = FleetLine()
     for number in range(200):
         tokens = 200 * (number % 10)
-        rate.observe(tokens, 0.05 + tokens / 2000)
-    assert rate.tokens_per_second == pytest.approx(2000, rel=0.05)
-    assert rate.base_seconds == pytest.approx(0.05, abs=0.02)
+        line.observe(tokens, 0.05 + tokens / 2000)
+    assert line.tokens_per_second == pytest.approx(2000, rel=0.05)
+    assert line.base_seconds == pytest.approx(0.05, abs=0.02)
     for _ in range(500):
-        rate.observe(1000, 0.0)
-        rate.observe(10, 100.0)
-    assert 50 <= rate.tokens_per_second <= 1e6
-    assert 0 <= rate.base_seconds <= 10
+        line.observe(1000, 0.0)
+        line.observe(10, 100.0)
+    assert 50 <= line.tokens_per_second <= 1e6
+    assert 0 <= line.base_seconds <= 10
+
+
+def test_a_replica_is_believed_as_fast_as_the_fleet_until_and_unless_it_shows_otherwise():
+    line, slow, unseen = FleetLine(), ReplicaRate(), ReplicaRate()
+    for number in range(300):
+        tokens = 100 * (number % 20)
+        line.observe(tokens, 0.02 + tokens / 16000)
+        slow.observe(tokens, 0.02 + tokens / 4000, line)
+    assert unseen.tokens_per_second(line) == pytest.approx(16000, rel=0.1)
+    assert slow.tokens_per_second(line) == pytest.approx(4000, rel=0.25)
+    slow.fade(1e-9)
+    assert slow.tokens_per_second(line) == pytest.approx(16000, rel=0.1)
 
 
 def test_S07_a_replica_that_never_reports_cached_tokens_is_known_for_it(fleet: Fleet):

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.usage_stream import UsageFilter
+from proxy.usage_stream import MAX_HELD, UsageFilter
 
 ROLE = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"a\\"choices\\":[]"}}]}\n\n'
 LAST = (
@@ -15,6 +15,7 @@ LAST = (
 USAGE = b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":3}}\n\n'
 SPACED = b'data: {"id": "1", "choices": [ ], "usage": {"prompt_tokens": 3}}\r\n\r\n'
 EMPTY = b'data: {"id":"1","choices":[],"prompt_filter_results":[]}\n\n'
+NAMED = b"event: message\nid: 7\n" + USAGE
 NULL = b'data: {"id":"1","choices":[],"usage":null}\n\n'
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": ping\n\n"
@@ -29,11 +30,11 @@ def run(stream: bytes, cuts: list[int]) -> bytes:
     return out + usage_filter.release()
 
 
-@given(st.lists(st.sampled_from((*EVENTS, USAGE, SPACED)), max_size=8), st.data())
+@given(st.lists(st.sampled_from((*EVENTS, USAGE, SPACED, NAMED)), max_size=8), st.data())
 def test_S07_only_usage_chunks_are_hidden_however_the_stream_is_cut(events, data):
     stream = b"".join(events)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=10))
-    assert run(stream, cuts) == b"".join(event for event in events if event not in (USAGE, SPACED))
+    assert run(stream, cuts) == b"".join(event for event in events if event not in (USAGE, SPACED, NAMED))
 
 
 def test_S07_cut_at_every_byte():
@@ -68,3 +69,10 @@ def test_a_held_start_can_be_released_until_a_finish_reason_was_seen():
     usage_filter.feed(LAST)
     usage_filter.feed(USAGE[:9])
     assert not usage_filter.holding
+
+
+def test_what_never_ends_is_not_held_for_ever():
+    usage_filter = UsageFilter()
+    usage_filter.feed(LAST)
+    endless = b'data: {"id":"' + b"x" * (MAX_HELD + 1)
+    assert usage_filter.feed(endless) == endless
