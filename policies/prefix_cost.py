@@ -1,17 +1,23 @@
 """The replica where the request costs the fleet least, in seconds: the default.
 
 Idea
-    With u prompt tokens not cached there, a replica costs
+    With u prompt tokens not cached there and h cached, a replica costs, in seconds,
 
-        J = (queued + u * (1 + running / decode_share) + alpha * u + balance * recent) / prefill_rate
-            + base_ttft + slot_wait + beta * kv_usage
+        J = (queued + u * (1 + running / decode_share)) / rate + base_ttft + slot_wait
+          + alpha * share * (best - h / max(1, waiting)) / fleet_rate
+          + balance * recent / fleet_rate + beta * kv_usage
 
-    that is, the expected time to the first token (the queue before it, its own prefill slowed by the
-    decodes beside it, a wait if every slot is taken), plus what it does to the others: prefill the fleet
-    spends again, a share of recent work so that idle times do not pile everything on one replica, and cache
-    pushed out. Costs within `tie` are equal: then the larger hit, fewer in flight, less recent work, and
-    last the rendezvous owner of the prompt's start, so that proxies agree without talking and cold prefixes
-    spread.
+    The first line is what this client waits for: the queue before it, its own prefill, slowed by the decodes
+    beside it, and a free slot if all are taken. The second is what the fleet pays when a prefix that a replica
+    holds (`best` is the longest) is computed and cached once more elsewhere. It counts less the more requests
+    wait at the holder already, so that a hot prefix spreads while a long conversation waits for the one
+    request ahead of it; and `share` rises from 0 where a quarter of the prompt is held to 1 where half of it
+    is, for a small part is most likely a header that every replica will hold before long. The third keeps
+    work and caches even over minutes, however idle the fleet. Rates of the fleet, not of the replica, price
+    what the fleet pays: a misjudged replica would otherwise attract or repel everything.
+
+    Costs within `tie` are equal: then the larger hit, fewer in flight, less recent work, and last the
+    rendezvous owner of the prompt's start, so that proxies agree without talking and cold prefixes spread.
 Use when
     Prompts share prefixes, or some of them do, or it is not known. Without any sharing it is a least-work
     policy.
@@ -23,8 +29,8 @@ How it fails
     shared view of load.
 Parameters
     Seconds throughout, so that one set fits replicas and prompts of any size. `alpha` is the dial between
-    spilling early (0: only the time to the first token counts, prefixes scatter) and holding on to caches
-    (4).
+    spilling early (0: only the time to the first token counts, prefixes scatter) and holding on to caches.
+    The defaults were chosen on traces and workloads with `python -m bench simulate`; see bench/results.
 """
 
 from collections.abc import Sequence
@@ -41,13 +47,9 @@ from policies.scoring import rendezvous, shortlist
 class PrefixCost:
     """The replica where the request costs the fleet least, in seconds."""
 
-    alpha: float = parameter(
-        1.0, "charge for computing a token again, in multiples of its prefill time", least=0.0
-    )
+    alpha: float = parameter(8.0, "charge for prefill spent again, as a multiple of its time", least=0.0)
     beta: float = parameter(0.1, "seconds charged where all of the KV cache is in use", least=0.0)
-    balance: float = parameter(
-        0.05, "charge for a token of recent work, in multiples of its prefill time", least=0.0
-    )
+    balance: float = parameter(0.08, "charge for recent work, as a multiple of its prefill time", least=0.0)
     decode_share: float = parameter(64.0, "running decodes that halve the prefill rate", least=1.0)
     slot_time: float = parameter(2.0, "seconds a sequence holds its slot, until that is learned", least=0.0)
     tie: float = parameter(0.02, "relative difference in cost that counts as none", least=0.0, most=1.0)
@@ -59,15 +61,25 @@ class PrefixCost:
         tokens, matched = request.tokens, request.matched
         if len(replicas) > self.compare:
             replicas = shortlist(replicas, matched, request.affinity, self.compare, rng)
-        per_token, per_decode, balance = 1.0 + self.alpha, 1.0 / self.decode_share, self.balance
+        best, alpha = 0, self.alpha
+        if matched:
+            best = max([matched.get(replica.name, 0) for replica in replicas])
+            if 2 * best < tokens:
+                alpha *= max(0.0, 4 * best / tokens - 1)
+        fleet_rate = sum([replica.prefill_rate for replica in replicas]) / len(replicas)
+        alpha /= fleet_rate
+        balance, per_decode = self.balance / fleet_rate, 1.0 / self.decode_share
         costs = []
         pressures: list[float] = []
         for replica in replicas:
             held = matched.get(replica.name, 0)
-            work = replica.queued_tokens + balance * replica.recent_tokens
+            work: float = replica.queued_tokens
             if held < tokens:
-                work += (tokens - held) * (per_token + replica.running * per_decode)
-            cost = work / replica.prefill_rate + replica.base_ttft
+                work += (tokens - held) * (1.0 + replica.running * per_decode)
+            cost = work / replica.prefill_rate + replica.base_ttft + balance * replica.recent_tokens
+            if best:
+                waiting = replica.in_flight - replica.running
+                cost += alpha * (best - (held / waiting if waiting > 1 else held))
             slots = replica.slots
             if slots is not None and replica.in_flight >= slots:
                 cost += self._slot_wait(replica, slots)

@@ -22,24 +22,21 @@ def place(policy, request, fleet, rng):
 
 
 def test_the_cost_is_the_documented_formula():
-    replica = Replica(
-        "a",
-        in_flight=12,
-        running=8,
-        queued_tokens=3000,
-        prefill_rate=10_000,
-        base_ttft=0.05,
-        slots=10,
-        slot_time=4.0,
-        kv_usage=0.5,
-        recent_tokens=2000,
-    )
-    policy = PrefixCost(alpha=2.0, beta=0.1, balance=0.25, decode_share=16.0)
-    uncached = 6000 - 1000
-    tokens = 3000 + uncached * (1 + 8 / 16) + 2 * uncached + 0.25 * 2000
-    slot_wait = 3 * 4.0 / 10
-    decision = policy.choose(Request(6000, {"a": 1000}), [replica], RNG)
-    assert decision.costs["a"] == pytest.approx(tokens / 10_000 + 0.05 + slot_wait + 0.1 * 0.5)
+    a = Replica("a", 12, 8, 3000, 10_000, 0.05, slots=10, slot_time=4.0, kv_usage=0.5, recent_tokens=2000)
+    b = Replica("b", prefill_rate=30_000, kv_usage=0.0)
+    policy = PrefixCost(alpha=3.0, beta=0.1, balance=0.25, decode_share=16.0)
+    costs = policy.choose(Request(6000, {"a": 2000, "b": 400}), [a, b], RNG).costs
+    first_token = (3000 + 4000 * (1 + 8 / 16)) / 10_000 + 0.05 + 3 * 4.0 / 10
+    share = 4 * 2000 / 6000 - 1
+    again = 3.0 * share * (2000 - 2000 / (12 - 8)) / 20_000
+    crowding = 0.25 * 2000 / 20_000 + 0.1 * 0.5
+    assert costs["a"] == pytest.approx(first_token + again + crowding)
+    assert costs["b"] == pytest.approx(5600 / 30_000 + 3.0 * share * 1600 / 20_000)
+
+
+def test_what_is_held_in_most_of_the_prompt_counts_in_full():
+    costs = PrefixCost(alpha=3.0).choose(Request(8000, {"a": 4000}), [Replica("a"), Replica("b")], RNG).costs
+    assert costs == pytest.approx({"a": 4000 / 8000, "b": 8000 / 8000 + 3.0 * 4000 / 8000})
 
 
 def test_the_longest_prefix_wins_on_an_idle_fleet():
@@ -70,7 +67,7 @@ def test_a_replica_that_does_not_tell_its_cache_usage_is_not_taken_for_empty():
 
 
 def test_ties_go_to_the_larger_hit_then_the_emptier_then_the_rested():
-    a, b = Replica("a", in_flight=3, running=3), Replica("b")
+    a, b = Replica("a", in_flight=1, running=1), Replica("b")
     assert choose(Request(4000, {"a": 32}), a, b) == "a"
     assert choose(Request(0), a, b) == "b"
     assert choose(Request(0), Replica("a", recent_tokens=90), Replica("b", recent_tokens=80)) == "b"
@@ -92,18 +89,23 @@ def test_alpha_holds_on_to_a_cache_that_the_time_to_first_token_would_leave():
     assert choose(request, busy, idle, alpha=1.0) == "busy"
 
 
-def test_R02_sequential_sessions_with_a_short_header_spread_and_stay():
+@pytest.mark.parametrize("order", ["in turn", "shuffled", "one after the other"])
+@pytest.mark.parametrize("header", [16, 64, 128])
+def test_R02_sequential_sessions_with_a_short_header_spread_and_stay(header, order):
     policy, rng = PrefixCost(), Random(2)
     fleet = [Replica("a"), Replica("b")]
     headers: set[str] = set()
     homes: dict[int, list[str]] = {session: [] for session in range(20)}
     held: dict[int, dict[str, int]] = {session: {} for session in range(20)}
-    turns = [session for session in range(20) for _ in range(22)] + list(range(8))
-    rng.shuffle(turns)
+    turns = [i % 20 for i in range(448)]
+    if order == "shuffled":
+        rng.shuffle(turns)
+    elif order == "one after the other":
+        turns.sort()
     assert len(turns) == 448
     for session in turns:
         tokens = 600 + 150 * len(homes[session])
-        matched = dict.fromkeys(headers, 128) | held[session]
+        matched = dict.fromkeys(headers, header) | held[session]
         name = place(policy, Request(tokens, matched, affinity=77), fleet, rng)
         headers.add(name)
         held[session][name] = tokens - tokens % 16
@@ -161,10 +163,32 @@ def test_R07_the_longest_match_wins_and_a_ghost_is_ignored():
 def test_a_hot_prefix_spills_when_waiting_costs_more_than_computing(count):
     warm, *others = [Replica(f"r{i}", running=1, in_flight=1) for i in range(count)]
     request = Request(6000, {"r0": 5984}, affinity=5)
-    warm.queued_tokens = 8000
+    warm.in_flight, warm.queued_tokens = 11, 8000
     assert choose(request, warm, *others) == "r0"
     warm.queued_tokens = 16_000
     assert choose(request, warm, *others) != "r0"
+
+
+def test_one_long_request_ahead_is_waited_for_where_many_short_ones_are_not():
+    warm, idle = Replica("warm", queued_tokens=20_000), Replica("idle")
+    request = Request(6000, {"warm": 5000})
+    warm.in_flight = 1
+    assert choose(request, warm, idle) == "warm"
+    warm.in_flight = 20
+    assert choose(request, warm, idle) == "idle"
+
+
+def test_a_hot_prefix_that_arrives_in_a_burst_reaches_every_replica():
+    policy = PrefixCost()
+    fleet = [Replica(f"r{i}") for i in range(8)]
+    matched: dict[str, int] = {}
+    for i in range(200):
+        replica = policy.choose(Request(7000, dict(matched), 5), fleet, RNG).replica
+        replica.in_flight += 1
+        replica.queued_tokens += 7000 - matched.get(replica.name, 0)
+        matched[replica.name] = 5600
+        assert i < 100 or max(r.queued_tokens for r in fleet) < 2 * min(r.queued_tokens for r in fleet)
+    assert len(matched) == 8
 
 
 def test_a_large_fleet_finds_the_only_replica_that_is_warm():
