@@ -7,14 +7,15 @@ Idea
           + alpha * share * (best - h / max(1, waiting)) / fleet_rate
           + balance * recent / fleet_rate + beta * kv_usage
 
-    The first line is what this client waits for: the queue before it, its own prefill, slowed by the decodes
-    beside it, and a free slot if all are taken. The second is what the fleet pays when a prefix that a replica
-    holds (`best` is the longest) is computed and cached once more elsewhere. It counts less the more requests
-    wait at the holder already, so that a hot prefix spreads while a long conversation waits for the one
-    request ahead of it; and `share` rises from 0 where a quarter of the prompt is held to 1 where half of it
-    is, for a small part is most likely a header that every replica will hold before long. The third keeps
-    work and caches even over minutes, however idle the fleet. Rates of the fleet, not of the replica, price
-    what the fleet pays: a misjudged replica would otherwise attract or repel everything.
+    The first line is what this client waits for: the queue before it, its own prefill, slowed by the
+    decodes beside it, and a free slot if all are taken. The second is what the fleet pays when a prefix
+    that a replica holds (`best` is the longest) is computed and cached once more elsewhere. It counts
+    less the more requests wait at the holder already, so that a hot prefix spreads while a long
+    conversation waits for the one request ahead of it; and `share` rises from 0 where a quarter of the
+    prompt is held to 1 where half of it is, for a small part is most likely a header that every replica
+    will hold before long. The third keeps work and caches even over minutes, however idle the fleet.
+    Rates of the fleet, not of the replica, price what the fleet pays: a misjudged replica would
+    otherwise attract or repel everything.
 
     Costs within `tie` are equal: then the larger hit, fewer in flight, less recent work, and last the
     rendezvous owner of the prompt's start, so that proxies agree without talking and cold prefixes spread.

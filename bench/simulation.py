@@ -1,0 +1,186 @@
+"""The product's own router, fleet, index and policies in front of simulated replicas, on a virtual clock.
+
+Discrete events, no sockets, no threads, no real time: equal inputs give equal results. What it cannot show
+is what the proxy costs, what tokenizing costs, and anything a real engine does that `bench.engine_model` does
+not; all that comes from it is labelled *simulated*.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from bench.engine_model import EngineModel, EngineSpec
+from bench.prompts import Keys
+from bench.workloads import Arrival
+from policies.base import Policy
+from proxy.fleet import Description, Fleet
+from proxy.index.memory import MemoryIndex
+from proxy.router import Lease, Router, RouteRequest
+
+MODEL = "simulated"
+AFFINITY_TOKENS = 512
+"""How much of a prompt's start decides its affinity, about as in the proxy."""
+POLL_SECONDS = 1.0
+"""How often the fleet learns the replicas' cache usage, as from their metrics."""
+
+
+class Job(NamedTuple):
+    """An arrival with its keys, made once for all policies."""
+
+    arrival: Arrival
+    keys: Keys
+    tokens: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one request."""
+
+    group: str
+    due: float
+    tokens: int
+    output_tokens: int
+    replica: str
+    cached: int = 0
+    ttft: float = 0.0
+    """Seconds from due time to first token."""
+    e2e: float = 0.0
+
+
+@dataclass(slots=True)
+class Run:
+    """What one policy did with the jobs."""
+
+    outcomes: list[Outcome]
+    uncached: dict[str, int]
+    """Replica name to prompt tokens it had to compute."""
+    requests: dict[str, int]
+    """Replica name to requests it was sent."""
+    seconds: float = 0.0
+    """Virtual time when the last answer was complete."""
+    decisions: dict[str, int] = field(default_factory=dict)
+
+
+def prepare(arrivals: Sequence[Arrival], spec: EngineSpec) -> tuple[list[Job], int]:
+    """The jobs, and how many arrivals were left out because they do not fit into a replica's cache."""
+    jobs = []
+    for arrival in arrivals:
+        tokens = arrival.prompt_tokens
+        if tokens + arrival.output_tokens + spec.block_size <= spec.cache_tokens:
+            jobs.append(Job(arrival, arrival.prompt.keys(spec.block_size), tokens))
+    return jobs, len(arrivals) - len(jobs)
+
+
+def simulate(jobs: Sequence[Job], policy: Policy, spec: EngineSpec, replicas: int, seed: int) -> Run:
+    """Route the jobs with one policy, from empty caches and an empty index."""
+    return _Simulation(policy, spec, replicas, seed).run(jobs)
+
+
+class _Simulation:
+    def __init__(self, policy: Policy, spec: EngineSpec, replicas: int, seed: int) -> None:
+        self.now = 0.0
+        self.spec = spec
+        self.fleet = Fleet(lambda: self.now)
+        self.engines: dict[str, EngineModel] = {}
+        index = MemoryIndex()
+        for i in range(replicas):
+            name = f"r{i}"
+            self.engines[name] = EngineModel(spec, every_token=False)
+            about = Description("vllm", {MODEL: None}, block_size=spec.block_size, max_seqs=spec.max_seqs)
+            self.fleet.add(name, f"simulated://{name}", about)
+            self.fleet.mark(name, up=True)
+            index.resize(name, spec.blocks)
+        self.router = Router(self.fleet, index, policy, Random(seed))
+        self.result = Run([], dict.fromkeys(self.engines, 0), dict.fromkeys(self.engines, 0))
+        self.open: dict[str, tuple[Lease, Outcome]] = {}
+        self.poll_due = 0.0
+
+    def run(self, jobs: Sequence[Job]) -> Run:
+        for number, job in enumerate(jobs):
+            self._advance(job.arrival.due)
+            self._dispatch(str(number), job)
+        self._advance(float("inf"))
+        self.result.seconds = self.now
+        assert not self.open, "every request ends"
+        return self.result
+
+    def _dispatch(self, number: str, job: Job) -> None:
+        arrival, keys, tokens = job
+        size = self.spec.block_size
+        start = min(len(keys), max(1, AFFINITY_TOKENS // size))
+        lease = self.router.route(
+            RouteRequest(
+                MODEL,
+                keys,
+                tokens,
+                block_tokens=size,
+                affinity=keys[start - 1] if start else 0,
+                session=arrival.session,
+                stream=True,
+            )
+        )
+        name = lease.replica.name
+        outcome = Outcome(arrival.group, arrival.due, tokens, arrival.output_tokens, name)
+        self.open[number] = lease, outcome
+        result = self.result
+        result.outcomes.append(outcome)
+        result.requests[name] += 1
+        result.decisions[lease.decision] = result.decisions.get(lease.decision, 0) + 1
+        self.engines[name].submit(self.now, number, keys, tokens, arrival.output_tokens)
+
+    def _advance(self, until: float) -> None:
+        """Let everything happen that comes before `until`, in order of time across replicas."""
+        while True:
+            at, first = float("inf"), None
+            for engine in self.engines.values():
+                due = engine.next_event()
+                if due is not None and due < at:
+                    at, first = due, engine
+            if first is None or at > until:
+                break
+            self._poll(at)
+            self.now = max(self.now, at)
+            for request, time, kind, cached in first.advance(at):
+                lease, outcome = self.open[request]
+                if kind == "first":
+                    outcome.ttft = time - outcome.due
+                    lease.first_token(time)
+                elif kind == "done":
+                    del self.open[request]
+                    outcome.cached, outcome.e2e = cached, time - outcome.due
+                    self.result.uncached[outcome.replica] += outcome.tokens - cached
+                    lease.close(answered=True, reported=cached)
+        if until < float("inf"):
+            self._poll(until)
+            self.now = until
+
+    def _poll(self, now: float) -> None:
+        if now >= self.poll_due:
+            self.poll_due = now + POLL_SECONDS
+            for name, engine in self.engines.items():
+                self.fleet.replicas[name].view.kv_usage = engine.kv_usage
+
+
+def pooled_hits(jobs: Sequence[Job], blocks: int, block_size: int) -> list[int]:
+    """Prompt tokens, job by job, that one LRU of `blocks` blocks holds; requests one after the other.
+
+    The ceiling: a fleet whose caches were one. A prompt's tail is given up before its head, so a block is
+    never there without its parents; the last token is always computed. A router that keeps one-off prompts
+    apart can pass it slightly, for a single LRU cannot do that.
+    """
+    cache: OrderedDict[int, None] = OrderedDict()
+    hits = []
+    for job in jobs:
+        keys, found = job.keys, 0
+        limit = (job.tokens - 1) // block_size
+        while found < len(keys) and found < limit and keys[found] in cache:
+            found += 1
+        hits.append(found * block_size)
+        for key in reversed(keys):
+            cache[key] = None
+            cache.move_to_end(key)
+        while len(cache) > blocks:
+            cache.popitem(last=False)
+    return hits
