@@ -147,7 +147,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--warm-up", type=float, default=6.0, help="seconds before it")
     options.add_argument("--repeats", type=int, default=3, help="windows of each policy and workload")
     options.add_argument("--seed", default="real")
-    options.add_argument("--out", type=Path, default=OUT)
+    options.add_argument("--out", type=Path, default=OUT, help="where the result and its page go")
+    options.add_argument("--logs", type=Path, default=LOGS, help="where the proxies' logs go")
     return options
 
 
@@ -165,7 +166,9 @@ async def run(arguments: argparse.Namespace, command: str) -> int:
     reasons: list[str] = []
     async with AsyncExitStack() as stack:
         proxies = {
-            policy: await stack.enter_async_context(processes.proxy(urls, policy, LOGS / f"{policy}.log"))
+            policy: await stack.enter_async_context(
+                processes.proxy(urls, policy, arguments.logs / f"{policy}.log")
+            )
             for policy in POLICIES
         }
         for workload, rate in rates.items():

@@ -62,6 +62,16 @@ async def test_a_second_request_lands_where_the_first_left_its_blocks(cold: Serv
         assert as_foretold(again) == full_blocks(again.counted)
 
 
+@pytest.mark.parametrize("over", [-1, 0, 1])
+async def test_the_last_token_is_always_computed(cold: Served, over: int) -> None:
+    """So a prompt that ends with a block takes all but that block from the cache."""
+    body = {**COMMON, "prompt": [9707, 11, 1879, 0] * (2 * BLOCK), "max_tokens": 1}
+    body["prompt"] = [*body["prompt"], 1879][: 8 * BLOCK + over]
+    for foretold in (0, full_blocks(8 * BLOCK + over)):
+        answer = await post(cold.url, "/v1/completions", body)
+        assert (answer.predicted, answer.usage()) == (foretold, (8 * BLOCK + over, foretold))
+
+
 async def test_prefixes_spread_and_each_stays_where_it_is(cold: Served) -> None:
     prefixes = [words(f"spread {number}", 500) for number in range(2 * len(cold.replicas))]
     homes = {}
