@@ -147,8 +147,8 @@ def _headline(args: argparse.Namespace, spec: EngineSpec, jobs: Sequence[Job], t
     left_out = f", {too_long} left out as too long" if too_long else ""
     traffic = Path(args.trace).name if args.trace else args.workload
     return (
-        f"Simulated: {traffic}, {len(jobs):,} requests{left_out}, {tokens / len(jobs):,.0f} prompt tokens each, "
-        f"{tokens / max(seconds, 1e-9):,.0f} a second; {args.replicas} replicas of {spec.name} with "
+        f"Simulated: {traffic}, {len(jobs):,} requests{left_out}, {tokens / len(jobs):,.0f} prompt tokens "
+        f"each, {tokens / max(seconds, 1e-9):,.0f} a second; {args.replicas} replicas of {spec.name} with "
         f"{spec.cache_tokens:,} tokens of cache, {spec.prefill_tokens_per_s:,.0f} prefilled a second; "
         f"seed {args.seed}. Times in milliseconds.\n"
     )

@@ -9,7 +9,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any, TextIO
@@ -94,7 +94,7 @@ def azure(path: Path, *, seed: str | int, limit: int | None = None) -> list[Arri
             row = Row(path, line, fields, "")
             stamp = str(row.value("TIMESTAMP"))
             try:  # seven digits of a second, where Python reads six
-                at = datetime.fromisoformat(stamp[:26]).timestamp()
+                at = datetime.fromisoformat(stamp[:26]).replace(tzinfo=UTC).timestamp()
             except ValueError:
                 raise row.error("TIMESTAMP", f"{stamp!r} is not a time") from None
             begin = at if not arrivals else begin
