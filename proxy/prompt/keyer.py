@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.prompt import canonical
 from proxy.prompt.blocks import seed
-from proxy.prompt.cuts import Chunk
+from proxy.prompt.cuts import Chunk, Cuts
 from proxy.prompt.keying import Keying, Plan
 from proxy.prompt.media import Media
 from proxy.prompt.parse import Parsed
@@ -28,8 +28,10 @@ from proxy.prompt.tokenizer import Tokenizer
 
 AFFINITY: Final = 2048
 """Prompts that share so many characters share their affinity: some 500 tokens, past a template's preamble."""
-SLICE: Final = 16384
-"""Bytes hashed at a time where nothing is tokenized: a fraction of a millisecond."""
+SLICE: Final = 4096
+"""Bytes of what is not tokenized that are hashed, kept and found again together."""
+ROOTS: Final = 4096
+"""Sets of adapter and salts whose chains' beginnings are kept."""
 FIRST_RATIO: Final = 0.25
 """Tokens a byte until engines report: the usual four bytes a token."""
 RATIOS: Final = (0.02, 1.0)
@@ -59,6 +61,7 @@ class Keyer:
         self.ratio = FIRST_RATIO
         """Tokens a byte of canonical text."""
         self.trie = Trie(block_size, trie_bytes)
+        self._roots: dict[tuple[str | bytes | None, ...], Node] = {}
         self._secret = secret
         self._model = model
         self._tokenizer = tokenizer
@@ -121,17 +124,23 @@ class Keyer:
         )
 
     def _root(self, parsed: Parsed, kind: str, before: bytes = b"") -> Node:
-        start = seed(
-            self._secret,
-            block_size=self.block_size,
-            fingerprint=self.fingerprint,
-            kind=kind,
-            model=self._model,
-            lora=parsed.lora,
-            cache_salt=parsed.cache_salt,
-            extra_key=parsed.extra_key,
-        )
-        return self.trie.root(start, before)
+        apart = (kind, before, parsed.lora, parsed.cache_salt, parsed.extra_key)
+        root = self._roots.get(apart)
+        if root is None:
+            start = seed(
+                self._secret,
+                block_size=self.block_size,
+                fingerprint=self.fingerprint,
+                kind=kind,
+                model=self._model,
+                lora=parsed.lora,
+                cache_salt=parsed.cache_salt,
+                extra_key=parsed.extra_key,
+            )
+            if len(self._roots) >= ROOTS:  # salts come from clients
+                self._roots.clear()
+            root = self._roots[apart] = self.trie.root(start, before)
+        return root
 
     def _of_pieces(
         self, parsed: Parsed, tokenizer: Tokenizer, pieces: list[Chunk], *, special: bool
@@ -167,9 +176,12 @@ class Keyer:
         root = self._root(parsed, kind)
         if tokens is not None and self._tokenizer is not None:
             follow = self._tokenizer.encode
+        chunks = Cuts().chunks([given[at : at + SLICE] for at in range(0, len(given), SLICE)])
         return Plan(
             root=root,
-            chunks=(given[at : at + SLICE] for at in range(0, len(given), SLICE)),
+            chunks=chunks,
+            kept=chunks,
+            keep_from=SLICE,
             encode=_as_it_is,
             characters=len(given),
             affinity=_affinity([given], root.last),

@@ -24,6 +24,8 @@ class Plan:
     suffix: bytes = b""
     kept: Chunks | None = None
     """The same chunks, if they go into the trie."""
+    keep_from: int = 0
+    """Chunks shorter than this end a prompt; nobody will ask for them again."""
     follow: Callable[[str], bytes] | None = None
     """What an answer adds after the prompt; None where that is not known."""
     estimate: int | None = None
@@ -116,7 +118,7 @@ class Keying:
                 self._trie.touch(self._path)
                 self._finish(plan)
                 return
-            if plan.kept is not None:
+            if plan.kept is not None and len(chunk) >= plan.keep_from:
                 node = self._trie.child(self._node, chunk)
                 self._node = node or self._trie.grow(self._node, chunk, plan.encode(chunk))
                 self._path.append(self._node)
