@@ -104,7 +104,7 @@ class Lease:
         if placement is None:
             return
         request = self.request
-        if reported is not None and request.cache_read and (request.exact or 2 * reported < self.matched):
+        if reported is not None and request.cache_read and self._is_evidence(reported):
             self._index.confirm(
                 placement,
                 round(self.matched / request.block_tokens),
@@ -112,6 +112,11 @@ class Lease:
             )
         if held is not None and len(held) > len(request.keys):
             self._index.predict(self.replica.name, held, after=placement)
+
+    def _is_evidence(self, reported: int) -> bool:
+        """Whether reported tokens say something of this prompt's blocks: not of a batch, whose sum they are."""
+        request = self.request
+        return request.sequences == 1 and (request.exact or 2 * reported < self.matched)
 
 
 class Router:

@@ -115,6 +115,16 @@ def test_an_estimate_that_is_off_by_some_blocks_is_no_evidence():
     assert router.index.match(request(100).keys) == {lease.replica.name: 100}
 
 
+def test_what_a_batch_reports_is_no_evidence_on_its_first_prompt():
+    router = make()
+    router.route(request(100)).close(answered=True)
+    asked = request(101)
+    asked.sequences = 3
+    lease = router.route(asked)
+    lease.close(answered=True, reported=0)
+    assert router.index.match(request(100).keys) == {lease.replica.name: 100}
+
+
 def test_decisions_are_named():
     router = make()
     lease = router.route(request(10))
