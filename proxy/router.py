@@ -114,7 +114,7 @@ class Lease:
             self._index.predict(self.replica.name, held, after=placement)
 
     def _is_evidence(self, reported: int) -> bool:
-        """Whether reported tokens say something of this prompt's blocks: not of a batch, whose sum they are."""
+        """Whether reported tokens tell of this prompt's blocks: those of a batch are a sum."""
         request = self.request
         return request.sequences == 1 and (request.exact or 2 * reported < self.matched)
 
