@@ -6,7 +6,8 @@ task on the event loop, which wants to wake every millisecond, was late meanwhil
 the stall counts what any other process did to ours.
 
 The targets are stated for Qwen3's tokenizer. Give its directory as the argument, or in
-WARMROUTE_BENCH_TOKENIZER; otherwise the small one in bench/data is used, whose texts are half as many tokens again.
+WARMROUTE_BENCH_TOKENIZER; otherwise the small one in bench/data is used, whose texts are half as many tokens
+again.
 
 Run alone: python -m bench.micro_prompt [TOKENIZER]
 """
