@@ -138,7 +138,8 @@ def _arrivals(args: argparse.Namespace) -> list[Arrival]:
             arrivals = traces.mt_bench(path, rate=args.rate, seed=args.seed)
         else:
             raise ValueError(f"--trace is FORMAT:PATH with one of {', '.join(TRACES)}, not {args.trace!r}")
-    return [replace(arrival, due=arrival.due / args.speed) for arrival in arrivals]
+    arrivals = [replace(arrival, due=arrival.due / args.speed) for arrival in arrivals]
+    return [arrival for arrival in arrivals if arrival.due <= args.seconds]
 
 
 def _headline(args: argparse.Namespace, spec: EngineSpec, jobs: Sequence[Job], too_long: int) -> str:

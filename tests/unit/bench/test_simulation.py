@@ -167,4 +167,6 @@ def test_a_trace_can_be_played_faster(tmp_path, capsys):
     argv = ["--trace", f"mooncake:{path}", "--block-size", "512", "--policy", "random", "--speed", "2"]
     assert main(argv) == 0
     assert "3 requests, 600 prompt tokens each, 900 a second" in capsys.readouterr().out
+    assert main([*argv, "--seconds", "1.9"]) == 0
+    assert "2 requests, 600 prompt tokens each, 2,400 a second" in capsys.readouterr().out
     assert replace(SPEC, block_size=32).blocks == 128
