@@ -168,6 +168,7 @@ def _arguments() -> argparse.ArgumentParser:
     traffic.add_argument(
         "--limit", type=_positive, help="only the first requests (agentic: sessions) of a trace"
     )
+    traffic.add_argument("--seconds", type=_positive_number, default=1e9, help="only what is due by then")
     traffic.add_argument(
         "--speed", type=_positive_number, default=1.0, help="how many times faster than written"
     )
