@@ -61,8 +61,15 @@ class Decision:
     replica: Replica
     by_session: bool = False
     """True if the session key decided, not the prefix."""
-    costs: Mapping[str, float] | None = None
-    """Replica name to the policy's score, lower is better, for those it compared; for explanations only."""
+    compared: Sequence[Replica] = ()
+    """Those that the policy compared, if it did; for explanations only."""
+    scores: Sequence[float] = ()
+    """What each of them scored; lower is better."""
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Replica name to score, for those compared."""
+        return {replica.name: score for replica, score in zip(self.compared, self.scores, strict=True)}
 
 
 class Policy(Protocol):

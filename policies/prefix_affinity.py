@@ -39,13 +39,14 @@ class PrefixAffinity:
         tokens = max(request.tokens, 1)
         longest = max(1, *(replica.queued_tokens for replica in replicas))
         busiest = max(1, *(replica.in_flight for replica in replicas))
-        costs = {}
+        costs: list[float] = []
         for replica in replicas:
             held = min(request.matched.get(replica.name, 0) / tokens, 1.0)
             used = replica.in_flight / busiest if replica.kv_usage is None else replica.kv_usage
-            costs[replica.name] = (
+            costs.append(
                 self.prefix * (1 - held) + self.queue * replica.queued_tokens / longest + self.space * used
             )
-        least = min(costs.values()) + 1e-9
-        best = [replica for replica in replicas if costs[replica.name] <= least]
-        return Decision(best[0] if len(best) == 1 else owner(request.affinity, best), costs=costs)
+        least = min(costs) + 1e-9
+        best = [replica for replica, cost in zip(replicas, costs, strict=True) if cost <= least]
+        chosen = best[0] if len(best) == 1 else owner(request.affinity, best)
+        return Decision(chosen, compared=replicas, scores=costs)

@@ -94,10 +94,8 @@ class PrefixCost:
             costs = [
                 c if r.kv_usage is not None else c + average for r, c in zip(replicas, costs, strict=True)
             ]
-        return Decision(
-            self._cheapest(request, replicas, costs),
-            costs={replica.name: cost for replica, cost in zip(replicas, costs, strict=True)},
-        )
+        chosen = self._cheapest(request, replicas, costs)
+        return Decision(chosen, compared=replicas, scores=costs)
 
     def _slot_wait(self, replica: Replica, slots: int) -> float:
         """Seconds until a slot is free: those ahead leave one after the other, `slots` of them at a time."""

@@ -39,7 +39,7 @@ START_SECONDS = 15.0
 SWITCH_SECONDS = 0.0005
 """How long a thread that tokenises may hold the interpreter before the event loop gets its turn."""
 BACKLOG = 2048
-COLLECT_EVERY = 50_000
+COLLECT_EVERY = 10_000
 """Objects made and not freed before the collector looks for cycles: at the default of 700 it takes a tenth
 of the time, for requests that leave no cycles behind."""
 
@@ -186,7 +186,7 @@ async def _serve(settings: Settings) -> int:
     print(f"listening on {proxy.url}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever started it
     gc.collect()
     gc.freeze()  # what was built at the start lives as long as the process
-    gc.set_threshold(COLLECT_EVERY, 20, 20)
+    gc.set_threshold(COLLECT_EVERY, 20, 50)
     await first.wait()
     logger.info(
         "stopping: requests in flight have %g seconds; a second signal ends them", settings.shutdown_grace

@@ -305,7 +305,6 @@ class Attempt:
                 if pool.learn(work.keying, usage.prompt, work.route.sequences):
                     self._hop.pools.give_up_tokenizer(pool)
                 self._replica.saw_usage(cached=usage.cached is not None, denied=not usage.tells_cached)
-            text = tap.text()
-            if text and work.route.sequences == 1:
-                held = pool.extend(work.keying, text)
+            if work.route.sequences == 1:
+                held = pool.extend(work.keying, tap)
         lease.close(answered=True, reported=usage.cached, held=held)

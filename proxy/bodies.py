@@ -30,9 +30,11 @@ async def read(request: web.BaseRequest, limit: int) -> bytes:
         if transport is None:
             raise ClientGone
         transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    content = request.content
+    if content.is_eof() and content.exception() is None:  # all of it came with the head, as small ones do
+        return content.read_nowait()
     chunks: list[bytes] = []
     size = 0
-    content = request.content
     try:
         while chunk := await content.readany():
             size += len(chunk)

@@ -5,9 +5,9 @@ in OpenAI's shape or passed on; no exception's text ever reaches it.
 """
 
 import asyncio
-import os
 import re
 from collections.abc import Coroutine
+from random import Random
 from time import monotonic
 from typing import Any
 
@@ -87,6 +87,7 @@ class Exchanges:
         self._groups = frozenset(settings.groups)
         self._policy = settings.policy
         self._seen = Seen()
+        self._ids = Random()
         self._body_limit = int(settings.limits.body_bytes)
         self._ask_usage = settings.stream_usage == "auto"
         self._own_auth: list[tuple[bytes, bytes]] = []
@@ -107,12 +108,14 @@ class Exchanges:
         return await self._told(request, record, self._passthrough(request, target, record))
 
     def _record(self, request: web.BaseRequest, endpoint: str) -> Record:
-        given = request.headers.get("X-Request-Id", "")
-        id_ = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
-        record = Record(id_, endpoint, monotonic())
-        priority = request.headers.get("X-Warmroute-Priority", "").strip().lower()
-        if priority in PRIORITIES:
-            record.priority = priority
+        headers = request.headers
+        given = headers.get("X-Request-Id")
+        if given is None or _REQUEST_ID.fullmatch(given) is None:
+            given = f"{self._ids.getrandbits(128):032x}"
+        record = Record(given, endpoint, monotonic())
+        priority = headers.get("X-Warmroute-Priority")
+        if priority is not None and (known := priority.strip().lower()) in PRIORITIES:
+            record.priority = known
         return record
 
     async def _told(

@@ -5,6 +5,8 @@ Invariants: what `reserve` adds, the `Reservation` takes back exactly once, what
 figure ever goes below zero; a replica that is gone is gone from every map here.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
@@ -13,8 +15,10 @@ from typing import Any
 from policies import base
 from proxy.learning import FleetLine, ReplicaRate
 
-RECENT_SECONDS = 30.0
+RECENT_SECONDS = 300.0
 """Time constant of `base.Replica.recent_tokens`."""
+SLOT_STEP = 0.1
+"""Weight of one request in the learned time that a sequence holds its slot."""
 RATE_SECONDS = 60.0
 """Time constant in which a replica without replies is again believed as fast as the fleet."""
 TICK_SECONDS = 0.5
@@ -48,7 +52,7 @@ class Description:
 class Replica:
     """A replica, its state, and the view of it that policies see."""
 
-    __slots__ = ("_without", "description", "pending", "rate", "reports_cached", "up", "url", "view")
+    __slots__ = ("_without", "description", "rate", "reports_cached", "unseen", "up", "url", "view")
 
     def __init__(self, name: str, url: str, description: Description) -> None:
         self.url = url
@@ -59,7 +63,8 @@ class Replica:
         self.reports_cached: bool | None = None
         """Whether its usage tells cached tokens; None until a reply has shown it."""
         self._without = 0
-        self.pending: set[Reservation] = set()
+        self.unseen: set[Reservation] = set()
+        """Those that prefill and whose first token will not be seen: their answers come in one piece."""
 
     @property
     def name(self) -> str:
@@ -96,8 +101,8 @@ class Reservation:
 
     __slots__ = (
         "_ahead",
-        "_due",
-        "_line",
+        "_fleet",
+        "_prefilling",
         "_released",
         "replica",
         "sent_at",
@@ -107,38 +112,42 @@ class Reservation:
     )
 
     def __init__(
-        self, replica: Replica, uncached: int, sequences: int, now: float, line: FleetLine, *, stream: bool
+        self, fleet: Fleet, replica: Replica, uncached: int, sequences: int, *, stream: bool
     ) -> None:
+        self._fleet = fleet
         self.replica = replica
-        self._line = line
         self.uncached = uncached
         self.sequences = sequences
-        self.sent_at = now
+        self.sent_at = fleet.clock()
         self.stream = stream
+        self._prefilling = True
+        self._released = False
         view = replica.view
         self._ahead = view.queued_tokens
-        self._released = False
-        self._due = now + view.base_ttft + 2 * (self._ahead + uncached) / view.prefill_rate
         view.in_flight += sequences
         view.queued_tokens += uncached
         view.recent_tokens += uncached
-        replica.pending.add(self)
+        if not stream:
+            replica.unseen.add(self)
 
     def first_token(self, now: float) -> None:
         """The prefill is done: its tokens queue no longer, and its time teaches the rate."""
-        if self not in self.replica.pending or self._released:
+        if not self._prefilling or self._released:
             return
+        replica = self.replica
         if self.stream:
-            tokens, seconds = self._ahead + self.uncached, now - self.sent_at
-            self._line.observe(tokens, seconds)
-            self.replica.rate.observe(tokens, seconds, self._line)
-            self.replica.judge(self._line)
+            tokens, seconds, line = self._ahead + self.uncached, now - self.sent_at, self._fleet.line
+            line.observe(tokens, seconds)
+            replica.rate.observe(tokens, seconds, line)
+            replica.judge(line)
         self._prefilled()
-        self.replica.view.running += self.sequences
+        replica.view.running += self.sequences
 
     def overdue(self, now: float) -> bool:
         """Whether an answer that comes in one piece has surely left its prefill behind."""
-        return not self.stream and now >= self._due
+        view = self.replica.view
+        prefill = (self._ahead + self.uncached) / view.prefill_rate
+        return now >= self.sent_at + view.base_ttft + 2 * prefill
 
     def release(self) -> None:
         """Take the load back. Further calls change nothing."""
@@ -146,15 +155,21 @@ class Reservation:
             return
         self._released = True
         view = self.replica.view
-        if self in self.replica.pending:
+        if self._prefilling:
             self._prefilled()
         else:
             view.running -= self.sequences
+            held = self._fleet.clock() - self.sent_at
+            known = view.slot_time
+            view.slot_time = held if known is None else known + SLOT_STEP * (held - known)
         view.in_flight -= self.sequences
 
     def _prefilled(self) -> None:
-        self.replica.pending.discard(self)
-        self.replica.view.queued_tokens -= self.uncached
+        self._prefilling = False
+        view = self.replica.view
+        view.queued_tokens -= self.uncached
+        if not self.stream:
+            self.replica.unseen.discard(self)
 
 
 class Fleet:
@@ -193,6 +208,11 @@ class Fleet:
             return False
         replica.up = up
         self._serving.clear()
+        if (
+            up and not replica.view.recent_tokens
+        ):  # one that comes new is not flooded for having done nothing yet
+            others = [r.view.recent_tokens for r in self.replicas.values() if r.up and r is not replica]
+            replica.view.recent_tokens = sum(others) / len(others) if others else 0.0
         return True
 
     def restarted(self, name: str) -> None:
@@ -218,8 +238,7 @@ class Fleet:
 
     def reserve(self, name: str, uncached: int, sequences: int, *, stream: bool) -> Reservation:
         """Count a request against a replica from now on."""
-        replica = self.replicas[name]
-        return Reservation(replica, uncached, sequences, self.clock(), self.line, stream=stream)
+        return Reservation(self, self.replicas[name], uncached, sequences, stream=stream)
 
     def tick(self) -> None:
         """Let recent work fade and move overdue prefills on; cheap, called before each decision."""
@@ -233,5 +252,5 @@ class Fleet:
             replica.view.recent_tokens *= fade
             replica.rate.fade(doubt)
             replica.judge(self.line)
-            for reservation in [r for r in replica.pending if r.overdue(now)]:
+            for reservation in [r for r in replica.unseen if r.overdue(now)]:
                 reservation.first_token(now)

@@ -6,6 +6,7 @@ Must never hold a prompt, an answer, a credential, or a name that only a client 
 import logging
 import sys
 import time
+from functools import lru_cache
 from typing import TextIO
 
 import msgspec
@@ -66,7 +67,7 @@ class RequestLog:
 def _text_line(record: Record) -> str:
     r = record
     return (
-        f"{time.strftime('%Y-%m-%d %H:%M:%S')} INFO request={r.id} endpoint={r.endpoint} "
+        f"{_clock(int(time.time()))} INFO request={r.id} endpoint={r.endpoint} "
         f"model={r.model or '-'} group={r.group} priority={r.priority} status={r.status} "
         f"outcome={r.outcome} reason={r.reason or '-'} replica={r.replica or '-'} "
         f"decision={r.decision or '-'} attempts={r.attempts} stream={r.stream} "
@@ -76,6 +77,11 @@ def _text_line(record: Record) -> str:
         f"queue_ms={r.queue * 1000:.3f} overhead_ms={_ms(r.overhead)} ttft_ms={_ms(r.ttft)} "
         f"tpot_ms={_ms(r.tpot)} e2e_ms={r.e2e * 1000:.3f}\n"
     )
+
+
+@lru_cache(maxsize=1)
+def _clock(second: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
 
 
 def _or_dash(value: int | None) -> int | str:

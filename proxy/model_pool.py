@@ -9,6 +9,7 @@ from proxy.prompt.keyer import Keyer
 from proxy.prompt.keying import Keying
 from proxy.prompt.parse import Endpoint, Parsed
 from proxy.prompt.prompts import TokenIds
+from proxy.sse import Tap
 
 BYTES_PER_TOKEN = 4
 """Of a block of text, for each token of the engine's block."""
@@ -60,11 +61,17 @@ class ModelPool:
         parsed.prompt = None if ids is None else TokenIds(ids)
         return ids is not None
 
-    def extend(self, keying: Keying, answer: str) -> array[int] | None:
-        """The keys of a prompt and its answer together; None if that is unknown or would take too long."""
-        if self.keyer is None or not keying.done or len(answer) > INLINE_ANSWER:
+    def extend(self, keying: Keying, tap: Tap) -> array[int] | None:
+        """The keys of a prompt and its answer together.
+
+        None if the answer is not known, would take too long, or is so short that it can complete one block at
+        most: then keying it costs more than a block more in the next turn's prediction is worth.
+        """
+        shortest = BYTES_PER_TOKEN * self.block_size
+        if self.keyer is None or not keying.done or not shortest <= tap.text_size <= INLINE_ANSWER:
             return None
-        return self.keyer.extend(keying, answer)
+        answer = tap.text()
+        return None if answer is None else self.keyer.extend(keying, answer)
 
     def learn(self, keying: Keying, reported: int, sequences: int) -> bool:
         """Compare with the prompt tokens an engine reported; True if the tokenizer must be given up."""

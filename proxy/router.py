@@ -49,7 +49,7 @@ class Lease:
         "_index",
         "_placement",
         "available",
-        "costs",
+        "choice",
         "decision",
         "matched",
         "replica",
@@ -57,18 +57,16 @@ class Lease:
         "reservation",
     )
 
-    def __init__(
-        self, request: RouteRequest, replica: Replica, reservation: Reservation, index: PrefixIndex
-    ) -> None:
+    def __init__(self, request: RouteRequest, replica: Replica, index: PrefixIndex) -> None:
         self.request = request
         self.replica = replica
-        self.reservation = reservation
+        self.reservation: Reservation
         self.matched = 0
         """Prompt tokens that the chosen replica is believed to hold."""
         self.available = 0
         """The most that any candidate is believed to hold."""
         self.decision = "fallback"
-        self.costs: object = None
+        self.choice: base.Decision
         self._index = index
         self._placement: Placement | None = None
         self._closed = False
@@ -147,18 +145,16 @@ class Router:
             self.rng,
         )
         name = decision.replica.name
-        routed = matched.get(name, 0)
-        if matched and len(candidates) < len(fleet.replicas):
-            names = {view.name for view in candidates}
-            matched = {holder: tokens for holder, tokens in matched.items() if holder in names}
-        reservation = fleet.reserve(name, request.tokens - routed, request.sequences, stream=request.stream)
-        replica = reservation.replica
-        lease = Lease(request, replica, reservation, self.index)
-        lease.matched = routed
-        lease.available = max(matched.values(), default=0)
+        lease = Lease(request, fleet.replicas[name], self.index)
+        if matched:
+            lease.matched = matched.get(name, 0)
+            lease.available = max([matched.get(view.name, 0) for view in candidates])
+        lease.reservation = fleet.reserve(
+            name, request.tokens - lease.matched, request.sequences, stream=request.stream
+        )
         lease.decision = classify(request, lease, by_session=decision.by_session)
-        lease.costs = decision.costs
-        if replica.shares_in_flight:
+        lease.choice = decision
+        if lease.replica.shares_in_flight:
             lease.place()
         return lease
 

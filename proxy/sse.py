@@ -116,11 +116,11 @@ class Tap:
         "_seen",
         "_stream",
         "_text",
-        "_text_size",
         "error",
         "events",
         "first",
         "last",
+        "text_size",
         "usage",
     )
 
@@ -138,7 +138,8 @@ class Tap:
         self._kept = 0
         self._seen = b""
         self._text: list[str] | None = []
-        self._text_size = 0
+        self.text_size = 0
+        """Characters of the first choice's text so far."""
 
     def feed(self, payload: bytes, now: float) -> bool:
         """Take in payload bytes; True if they hold the first token."""
@@ -230,8 +231,8 @@ class Tap:
             piece = body.content if body is not None else choice.text
             if piece:
                 self._text.append(piece)
-                self._text_size += len(piece)
-        if self._text_size > MAX_TEXT:
+                self.text_size += len(piece)
+        if self.text_size > MAX_TEXT:
             self._text = None
 
     def _note(self, usage: _Usage) -> None:

@@ -65,7 +65,7 @@ def test_a_policy_returns_one_of_the_replicas_and_changes_nothing(name, situatio
     assert isinstance(decision, Decision)
     assert any(decision.replica is replica for replica in fleet)
     assert (request, fleet) == before
-    if decision.costs is not None:
+    if decision.costs:
         assert decision.replica.name in decision.costs
         assert set(decision.costs) <= {replica.name for replica in fleet}
 
