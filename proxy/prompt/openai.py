@@ -5,6 +5,7 @@ from typing import Any
 
 from proxy.prompt.fields import Fields
 from proxy.prompt.prompts import Chat, Prompt, Text, TokenIds, Unreadable
+from proxy.prompt.usual import UsualChat, UsualCompletion
 
 _ELSEWHERE = ("prompt_embeds", "suffix", "truncate_prompt_tokens")
 """Fields that give, fill in or cut the prompt in ways that only the engine knows."""
@@ -31,6 +32,19 @@ def read_chat(fields: Fields) -> Chat | None:
     )
 
 
+def read_usual_chat(usual: UsualChat) -> Chat | None:
+    """Read what `read_chat` would, of a request that sets nothing else."""
+    messages = read_message_list(usual.messages)
+    if not messages:
+        return None
+    variables = {"add_generation_prompt": True, "continue_final_message": False}
+    if usual.chat_template_kwargs is not None or usual.reasoning_effort is not None:
+        variables = merged_variables(
+            usual.chat_template_kwargs or {}, **variables, reasoning_effort=usual.reasoning_effort
+        )
+    return Chat(messages, None if usual.tools is None else function_tools(usual.tools), variables)
+
+
 def read_message_list(messages: Any) -> list[dict[str, Any]]:
     """Check that these are messages: objects, each with a role."""
     if not isinstance(messages, list):
@@ -42,11 +56,15 @@ def read_message_list(messages: Any) -> list[dict[str, Any]]:
 
 
 def template_variables(fields: Fields, **request: Any) -> dict[str, Any]:
-    """Merge the request's own fields over `chat_template_kwargs`; what is null or "auto" overrides nothing.
+    """Merge the request's own fields over its `chat_template_kwargs`."""
+    return merged_variables(fields.get("chat_template_kwargs", dict[str, Any], {}), **request)
+
+
+def merged_variables(given: dict[str, Any], **request: Any) -> dict[str, Any]:
+    """Merge the request's own fields over what was given; what is null or "auto" overrides nothing.
 
     An effort also says whether to think, unless the client said so itself (vLLM since 0.32).
     """
-    given = fields.get("chat_template_kwargs", dict[str, Any], {})
     if given.keys() & {"chat_template", "tokenize"}:
         raise Unreadable  # engines refuse both
     effort = request.get("reasoning_effort")
@@ -85,6 +103,11 @@ def read_completion(fields: Fields) -> Prompt | None:
         return None
     special = fields.get("add_special_tokens", bool, default=True, strict=False)
     return _text_or_ids(fields.any("prompt"), special=special)
+
+
+def read_usual_completion(usual: UsualCompletion) -> Prompt | None:
+    """Read what `read_completion` would, of a request that sets nothing else."""
+    return _text_or_ids(usual.prompt, special=True)
 
 
 def read_embeddings(fields: Fields) -> Prompt | None:

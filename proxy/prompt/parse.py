@@ -4,25 +4,37 @@
 names no usable model: every other mistake is the backend's to answer, in its own words. The body is read,
 never rewritten (the two exceptions are in `splice`, re-exported here).
 
+Usual chats and completions are read in one go (`usual`), all else field by field; both say the same of it.
 A body that msgspec refuses and engines accept (a lone surrogate, NaN, a BOM) is routed by load alone.
 """
 
 import enum
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from proxy.errors import BadRequest
 from proxy.prompt.anthropic import read_messages
 from proxy.prompt.fields import Fields
-from proxy.prompt.openai import read_chat, read_completion, read_embeddings, read_generate
+from proxy.prompt.openai import (
+    read_chat,
+    read_completion,
+    read_embeddings,
+    read_generate,
+    read_usual_chat,
+    read_usual_completion,
+)
 from proxy.prompt.prompts import Chat, Prompt, Unreadable
 from proxy.prompt.responses import read_responses
 from proxy.prompt.splice import has_duplicates, splice_model, splice_stream_usage
+from proxy.prompt.usual import Usual, decode_chat, decode_completion
 
-__all__ = ["Endpoint", "Parsed", "parse", "splice_model", "splice_stream_usage"]
+__all__ = ["Endpoint", "Parsed", "parse", "parse_by_field", "splice_model", "splice_stream_usage"]
+
+T = TypeVar("T")
 
 MAX_N: Final = 128
 """OpenAI's largest `n`; a larger one weighs no more, so that one request cannot fake a full fleet."""
@@ -72,6 +84,17 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
 
     Raises BadRequest for what is not a JSON object, and for a `model` that is neither a string nor null.
     """
+    usual = _USUAL.get(endpoint)
+    if usual is not None:
+        try:
+            return usual(body)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            pass
+    return parse_by_field(endpoint, body)
+
+
+def parse_by_field(endpoint: Endpoint, body: bytes) -> Parsed:
+    """Read any request, each field on its own; what `parse` says of every body."""
     try:
         fields = Fields.of(body)
         parsed = _outline(endpoint, fields)
@@ -87,10 +110,48 @@ def parse(endpoint: Endpoint, body: bytes) -> Parsed:
     return parsed
 
 
+def _usual_chat(body: bytes) -> Parsed:
+    usual = decode_chat(body)
+    parsed = _usual_outline(Endpoint.CHAT, usual, body)
+    parsed.prompt = _read(read_usual_chat, usual)
+    return parsed
+
+
+def _usual_completion(body: bytes) -> Parsed:
+    usual = decode_completion(body)
+    parsed = _usual_outline(Endpoint.COMPLETIONS, usual, body)
+    parsed.sequences *= _batch(usual.prompt)
+    parsed.prompt = _read(read_usual_completion, usual)
+    return parsed
+
+
+_USUAL: Final = {Endpoint.CHAT: _usual_chat, Endpoint.COMPLETIONS: _usual_completion}
+
+
+def _usual_outline(endpoint: Endpoint, usual: Usual, body: bytes) -> Parsed:
+    """Read everything but the prompt."""
+    stream = usual.stream is True
+    return Parsed(
+        endpoint=endpoint,
+        model=usual.model,
+        stream=stream,
+        sequences=1 if usual.n is None else min(max(usual.n, 1), MAX_N),
+        cache_salt=usual.cache_salt,
+        max_tokens=_first_length(usual.max_completion_tokens, usual.max_tokens),
+        usage_splice=stream
+        and usual.stream_options is msgspec.UNSET
+        and not has_duplicates(body, Fields.of(body).raw),
+    )
+
+
 def read_prompt(endpoint: Endpoint, fields: Fields) -> Prompt | None:
     """Read what the prompt is made of; None where nobody could tell its tokens from the request alone."""
+    return _read(_READERS[endpoint], fields)
+
+
+def _read(reader: Callable[[T], Prompt | None], given: T) -> Prompt | None:
     try:
-        prompt = _READERS[endpoint](fields)
+        prompt = reader(given)
     except Unreadable:
         return None
     return None if isinstance(prompt, Chat) and _parts(prompt) > MOST_PARTS else prompt
@@ -100,9 +161,10 @@ def _parts(chat: Chat) -> int:
     """Count what a template is called upon to write: messages, their parts and calls, tools."""
     count = len(chat.messages) + len(chat.tools or ())
     for message in chat.messages:
-        for listed in (message.get("content"), message.get("tool_calls")):
-            if isinstance(listed, list):
-                count += len(listed)
+        if isinstance(content := message.get("content"), list):
+            count += len(content)
+        if isinstance(calls := message.get("tool_calls"), list):
+            count += len(calls)
     return count
 
 
@@ -184,10 +246,14 @@ def _batch(prompts: Any) -> int:
 
 
 def _max_tokens(sampling: Fields) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens"):
-        found = sampling.get(name, int)
-        if found is not None and found >= 0:
-            return found
+    names = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+    return _first_length(*(sampling.get(name, int) for name in names))
+
+
+def _first_length(*lengths: int | None) -> int | None:
+    for length in lengths:
+        if length is not None and length >= 0:
+            return length
     return None
 
 

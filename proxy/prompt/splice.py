@@ -4,6 +4,7 @@ Every byte that is not named here stays as it came: unknown fields, odd whitespa
 integers. Never raises: a body that cannot be read is given back as it is, for the backend to judge.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ MOST_FIELDS: Final = 1000
 _BOM = b"\xef\xbb\xbf"
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _KEY = re.compile(rb'("(?:[^"\\]|\\.)*")[ \t\n\r]*:[ \t\n\r]*')
+_NEXT_KEY = re.compile(rb'[ \t\n\r]*[{,][ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*:[ \t\n\r]*')
 _SCANNER = json.JSONDecoder()
 _INCLUDE_USAGE = b'"stream_options":{"include_usage":true}'
 
@@ -49,25 +51,37 @@ def splice_model(body: bytes, model: str) -> bytes:
 
 
 def has_duplicates(body: bytes, raw: Mapping[str, Any]) -> bool:
-    """Tell whether a key of the object comes twice; `raw` is its outline. Too many to tell count as such."""
-    seen = set()
-    for key, _, _ in top_level(body, raw):
-        if key in seen:
+    """Tell whether a key of the object comes twice; `raw` is its outline. Too many to tell count as such.
+
+    An outline keeps keys in the order in which they first came, and the bytes of each one's last value. Where
+    no key comes twice, keys and values so follow each other through the whole body; where one does, either a
+    value is not the one that stands here, or another key comes next.
+    """
+    if len(raw) > MOST_FIELDS:
+        return True
+    at = 0
+    for name, value in raw.items():
+        key = _NEXT_KEY.match(body, at)
+        if key is None or _name(key[1]) != name or not body.startswith(value, key.end()):
             return True
-        seen.add(key)
-    return len(seen) != len(raw)
+        at = key.end() + len(memoryview(value))
+    end = _after_space(body, at)
+    return bool(raw) and body[end : end + 1] != b"}"
 
 
-def top_level(body: bytes, raw: Mapping[str, Any] | None = None) -> Iterator[tuple[str, int, int]]:
+def _name(key: bytes) -> str:
+    name: str = json.loads(key) if b"\\" in key else key[1:-1].decode()
+    return name
+
+
+def top_level(body: bytes) -> Iterator[tuple[str, int, int]]:
     """Yield key, start and end of each top-level value, in the order they come.
 
     Stops where it is not JSON, and after one more than MOST_FIELDS.
     """
-    if raw is None:
-        try:
-            raw = Fields.of(body).raw
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            raw = {}
+    raw: Mapping[str, Any] = {}
+    with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
+        raw = Fields.of(body).raw
     values = _Values(body, raw)
     at = _after_space(body, len(_BOM) if body.startswith(_BOM) else 0)
     if body[at : at + 1] != b"{":

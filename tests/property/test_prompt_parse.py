@@ -2,11 +2,14 @@
 
 import json
 
+import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import BadRequest
-from proxy.prompt.parse import Endpoint, Parsed, parse, splice_model, splice_stream_usage
+from proxy.prompt.fields import Fields
+from proxy.prompt.parse import Endpoint, Parsed, parse, parse_by_field, splice_model, splice_stream_usage
+from proxy.prompt.splice import has_duplicates
 from tests.support.keying import keyer
 
 EXACT, BYTES = keyer(), keyer(tokenizer=None, template=None)
@@ -55,8 +58,16 @@ messages = st.fixed_dictionaries(
 chats = st.builds(lambda one, many: one | {"messages": many}, bodies, st.lists(messages, max_size=4))
 
 
+def outcome(read, endpoint, body):
+    try:
+        return read(endpoint, body)
+    except BadRequest as error:
+        return error.message
+
+
 def handled(endpoint: Endpoint, body: bytes) -> Parsed | None:
-    """Read a body and key it both ways; None if it was refused."""
+    """Read a body both ways and key it both ways; None if it was refused."""
+    assert outcome(parse, endpoint, body) == outcome(parse_by_field, endpoint, body)
     try:
         parsed = parse(endpoint, body)
     except BadRequest as error:
@@ -110,6 +121,66 @@ def test_any_object_cut_short_or_damaged(endpoint, body, data):
     else:
         raw[at] = data.draw(st.integers(0, 255))
     handled(endpoint, bytes(raw))
+
+
+plain = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-2, 300), st.sampled_from(words)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=4)),
+    max_leaves=12,
+)
+usual = st.fixed_dictionaries(
+    {
+        "messages": st.lists(
+            st.fixed_dictionaries({"role": st.sampled_from(words)}, optional={"content": plain}), max_size=3
+        )
+    },
+    optional={
+        "model": st.one_of(st.none(), st.text(max_size=3)),
+        "prompt": st.one_of(st.text(max_size=3), st.lists(plain, max_size=3)),
+        "stream": st.sampled_from([True, True, False, None]),
+        "stream_options": plain,
+        "n": st.one_of(st.none(), st.integers(-2, 300)),
+        "max_tokens": st.one_of(st.none(), st.integers(-2, 9)),
+        "max_completion_tokens": st.one_of(st.none(), st.integers(-2, 9)),
+        "cache_salt": st.one_of(st.none(), st.text(max_size=3)),
+        "tools": st.one_of(plain, st.lists(st.builds(lambda one: {"function": one}, plain), max_size=2)),
+        "tool_choice": plain,
+        "chat_template_kwargs": st.one_of(st.none(), st.dictionaries(names, plain, max_size=2)),
+        "reasoning_effort": st.one_of(st.none(), st.sampled_from([*words, "high"])),
+        "temperature": values,
+    },
+)
+odd = st.tuples(st.one_of(fields, st.text(max_size=3)), values)
+
+
+@given(
+    st.sampled_from([Endpoint.CHAT, Endpoint.COMPLETIONS]),
+    usual,
+    st.lists(odd, max_size=1),
+    st.lists(st.integers(0, 20), max_size=1),
+    st.sampled_from([" ", "", "\n "]),
+    st.data(),
+)
+@settings(max_examples=600, deadline=None)
+def test_both_ways_of_reading_say_the_same(endpoint, body, odds, again, space, data):
+    """Usual bodies, with odd fields among them, keys that come twice, and keys written with escapes."""
+    body.pop("messages" if endpoint is Endpoint.COMPLETIONS else "prompt", None)
+    pairs = data.draw(st.permutations([*body.items(), *odds]))
+    pairs += [pairs[at] for at in again if at < len(pairs)]
+    written = "{" + ",".join(
+        f"{space}{json.dumps(key)}:{space}{json.dumps(value)}" for key, value in pairs
+    ) + space + "}"  # fmt: skip
+    if data.draw(st.booleans()):
+        written = written.replace('"stream', '"\\u0073tream')
+    raw = written.encode()
+    assert outcome(parse, endpoint, raw) == outcome(parse_by_field, endpoint, raw)
+    if "stream_options" not in dict(pairs):
+        try:
+            outline = Fields.of(raw).raw
+        except msgspec.DecodeError:
+            return
+        twice = len({key for key, _ in pairs}) < len(pairs)
+        assert has_duplicates(raw, outline) is twice
 
 
 spaces = st.text(alphabet=" \t\r\n", max_size=2)
