@@ -14,7 +14,7 @@ A timeout is never followed by another attempt.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 from aiohttp import web
@@ -47,13 +47,13 @@ class Work:
 
     request: web.BaseRequest
     record: Record
-    route: RouteRequest
     router: Router
     target: bytes
     """Path and query."""
     fields: list[tuple[bytes, bytes]]
     body: bytes
     has_body: bool
+    route: RouteRequest = field(default_factory=RouteRequest)
     keying: Keying | None = None
     pool: ModelPool | None = None
     ask_usage: bool = False
@@ -105,6 +105,7 @@ class Attempt:
         self._work = work
         self._lease = lease
         self._replica: Replica = lease.replica
+        self.pool = hop.upstreams[lease.replica.name]
         self._tried = tried
         self._relay: Relay | None = None
         self._asked_usage = False
@@ -117,36 +118,32 @@ class Attempt:
         record.available_tokens = lease.available
         record.routed_tokens = lease.matched
 
-    async def run(self) -> web.StreamResponse | ProxyError:
-        """The relayed answer, or why another replica should be asked. Raises ProxyError if none should."""
+    async def connect(self) -> UpstreamConnection | ProxyError:
+        """A new connection, or why another replica should be asked. Raises ProxyError if none should."""
         try:
-            return await self._run()
-        finally:
-            if self._relay is not None:
-                self._relay.abandon()
-                self._hop.relays.discard(self._relay)
-                if not self._hop.relays:
-                    self._hop.idle.set()
-            self._close_lease()
+            return await self.pool.connect()
+        except OSError as error:
+            return self._unreachable(error)
 
-    async def _run(self) -> web.StreamResponse | ProxyError:
-        hop, name = self._hop, self._replica.name
-        pool = hop.upstreams[name]
-        connection = pool.take()
-        if connection is None:
-            try:
-                connection = await pool.connect()
-            except OSError as error:
-                return self._unreachable(error)
-        relay = self._start(connection, pool)
-        ending = await relay.done
-        if ending is Ending.COMPLETE:
-            return self._complete(relay)
+    async def failed(self, ending: Ending) -> web.StreamResponse | ProxyError:
+        """What an answer that did not complete ends in, as `connect` gives it."""
         if ending is Ending.REFUSED:
-            return NoReplica(f"replica {name} is overloaded", retry_after=1.0)
-        return await self._failed(ending, relay, pool)
+            return NoReplica(f"replica {self._replica.name} is overloaded", retry_after=1.0)
+        assert self._relay is not None
+        return await self._failed(ending, self._relay, self.pool)
 
-    def _start(self, connection: UpstreamConnection, pool: Pool) -> Relay:
+    def close(self) -> None:
+        """Leave nothing behind: no connection that computes for nobody, no load, no relay that is watched."""
+        relay, hop = self._relay, self._hop
+        if relay is not None:
+            relay.abandon()
+            hop.relays.discard(relay)
+            if not hop.relays:
+                hop.idle.set()
+        self._close_lease()
+
+    def start(self, connection: UpstreamConnection) -> Relay:
+        """Send the request; the relay's `done` tells how it ends."""
         work, record = self._work, self._work.record
         request = work.request
         client = request.protocol
@@ -159,7 +156,7 @@ class Attempt:
         head = http1.request_head(
             request.method.encode(),
             work.target,
-            pool.host,
+            self.pool.host,
             work.fields,
             len(body) if work.has_body else None,
         )
@@ -211,7 +208,8 @@ class Attempt:
         )
         return lines
 
-    def _complete(self, relay: Relay) -> web.StreamResponse:
+    def complete(self, relay: Relay) -> web.StreamResponse:
+        """The answer that was relayed to its end."""
         record, tap = self._work.record, relay.tap
         if tap is not None:
             if tap.error and record.status < web.HTTPBadRequest.status_code:

@@ -10,8 +10,19 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.errors import BadRequest, ClientGone, ExpectationFailed, TooLarge
 
-_WINDOW = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+_WINDOW = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 """Window bits for zlib; 16 more than the largest window asks for gzip's wrapper."""
+
+
+def at_once(request: web.BaseRequest, limit: int) -> bytes | None:
+    """The whole body if it came with the head, as small ones do; None if it must be waited for."""
+    content = request.content
+    if not content.is_eof() or content.exception() is not None:
+        return None
+    body = content.read_nowait()
+    if len(body) > limit:
+        raise TooLarge(_too_large(limit))
+    return body
 
 
 async def read(request: web.BaseRequest, limit: int) -> bytes:
@@ -31,8 +42,6 @@ async def read(request: web.BaseRequest, limit: int) -> bytes:
             raise ClientGone
         transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     content = request.content
-    if content.is_eof() and content.exception() is None:  # all of it came with the head, as small ones do
-        return content.read_nowait()
     chunks: list[bytes] = []
     size = 0
     try:
@@ -48,13 +57,13 @@ async def read(request: web.BaseRequest, limit: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def inflate(body: bytes, coding: str, limit: int) -> bytes | None:
+def inflate(body: bytes, coding: bytes, limit: int) -> bytes | None:
     """The body without its content coding; None if the coding is not one that is read here.
 
     Raises BadRequest if the body is not what the coding says, TooLarge if it inflates past `limit` bytes.
     """
     coding = coding.strip().lower()
-    if coding in ("", "identity"):
+    if coding in (b"", b"identity"):
         return body
     window = _WINDOW.get(coding)
     if window is None:
@@ -63,11 +72,11 @@ def inflate(body: bytes, coding: str, limit: int) -> bytes | None:
     try:
         plain = inflater.decompress(body, limit + 1)
     except zlib.error as error:
-        raise BadRequest(f"the request body is not {coding}") from error
+        raise BadRequest(f"the request body is not {coding.decode()}") from error
     if len(plain) > limit:
         raise TooLarge(_too_large(limit))
     if not inflater.eof or inflater.unused_data:
-        raise BadRequest(f"the request body is not one whole {coding} stream")
+        raise BadRequest(f"the request body is not one whole {coding.decode()} stream")
     return plain
 
 

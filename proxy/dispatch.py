@@ -9,6 +9,8 @@ from aiohttp import web
 
 from proxy.attempt import Attempt, Hop, Work
 from proxy.errors import NoReplica, ProxyError
+from proxy.relay import Ending
+from proxy.upstream import UpstreamConnection
 
 
 class Dispatcher:
@@ -27,9 +29,20 @@ class Dispatcher:
                 lease = work.router.route(work.route, exclude=tried)
             except NoReplica as error:
                 raise failure or error from None
-            result = await Attempt(self._hop, work, lease, tried).run()
-            if isinstance(result, web.StreamResponse):
-                return result
+            attempt = Attempt(self._hop, work, lease, tried)
+            try:
+                result = attempt.pool.take() or await attempt.connect()
+                if isinstance(result, UpstreamConnection):
+                    relay = attempt.start(result)
+                    ending = await relay.done
+                    if ending is Ending.COMPLETE:
+                        return attempt.complete(relay)
+                    answer = await attempt.failed(ending)
+                    if isinstance(answer, web.StreamResponse):
+                        return answer
+                    result = answer
+            finally:
+                attempt.close()
             failure = result
             self._hop.metrics.retries.add((failure.code,))
 

@@ -6,10 +6,8 @@ in OpenAI's shape or passed on; no exception's text ever reaches it.
 
 import asyncio
 import re
-from collections.abc import Coroutine
 from random import Random
 from time import monotonic
-from typing import Any
 
 import msgspec
 import xxhash
@@ -24,18 +22,20 @@ from proxy.errors import ClientGone, InternalError, ProxyError
 from proxy.http1 import forwardable
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
+from proxy.model_pool import ModelPool
 from proxy.pools import Pools
-from proxy.prompt.parse import Endpoint, splice_model
-from proxy.reader import Reader
+from proxy.prompt.keying import Keying
+from proxy.prompt.parse import Endpoint, Parsed, parse, splice_model
+from proxy.reader import INLINE_CHARACTERS, LARGE_BODY, Reader
 from proxy.record import Record
-from proxy.router import Router, RouteRequest
+from proxy.router import Router
 from proxy.traffic import OTHER, Seen
 
-PRIORITIES = frozenset(("interactive", "standard", "batch"))
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+PRIORITIES = {name.encode(): name for name in ("interactive", "standard", "batch")}
+_WITH_BODY = ("POST", "PUT", "PATCH")
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _REQUEST_ID_FIELD = frozenset((b"x-request-id",))
 _AUTHORIZATION = frozenset((b"authorization",))
-_CODING = frozenset((b"content-encoding",))
 _MODEL_FIELD = re.compile(rb'[; ]name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
@@ -84,7 +84,7 @@ class Exchanges:
         self._metrics = metrics
         self._log = log
         self._reader = reader
-        self._groups = frozenset(settings.groups)
+        self._groups = {name.encode(): name for name in settings.groups}
         self._policy = settings.policy
         self._seen = Seen()
         self._ids = Random()
@@ -97,38 +97,35 @@ class Exchanges:
             self._own_auth = [(b"Authorization", b"Bearer " + key)]
             self._drop |= _AUTHORIZATION
 
-    async def generate(self, request: web.BaseRequest, endpoint: Endpoint, target: str) -> web.StreamResponse:
-        """Answer a request whose prompt decides where it goes."""
-        record = self._record(request, endpoint.value)
-        return await self._told(request, record, self._generate(request, endpoint, target, record))
-
-    async def passthrough(self, request: web.BaseRequest, target: str) -> web.StreamResponse:
-        """Answer a request that any replica of its model may take: the least loaded one does."""
-        record = self._record(request, "passthrough")
-        return await self._told(request, record, self._passthrough(request, target, record))
-
-    def _record(self, request: web.BaseRequest, endpoint: str) -> Record:
-        headers = request.headers
-        given = headers.get("X-Request-Id")
-        if given is None or _REQUEST_ID.fullmatch(given) is None:
-            given = f"{self._ids.getrandbits(128):032x}"
-        record = Record(given, endpoint, monotonic())
-        priority = headers.get("X-Warmroute-Priority")
-        if priority is not None and (known := priority.strip().lower()) in PRIORITIES:
-            record.priority = known
-        return record
-
-    async def _told(
-        self, request: web.BaseRequest, record: Record, work: Coroutine[Any, Any, web.StreamResponse]
+    async def answer(
+        self, request: web.BaseRequest, endpoint: Endpoint | None, target: str
     ) -> web.StreamResponse:
-        """Do the work, turn what it raises into an answer, and tell the request once it has ended."""
+        """Answer a request: routed by its prompt, or, without an endpoint, passed on by load.
+
+        Whatever happens is turned into an answer, and told once it has ended.
+        """
+        fields, noted = forwardable(request.raw_headers, self._drop)
+        record = self._record(noted, endpoint)
         try:
-            return await work
+            body = None if b"expect" in noted else bodies.at_once(request, self._body_limit)
+            if body is None:
+                body = await bodies.read(request, self._body_limit)
+            has_body = bool(body) or request.method in _WITH_BODY
+            path = target.encode("utf-8", "surrogateescape")
+            work = Work(request, record, self._by_load, path, fields, body, has_body)
+            if endpoint is None:
+                self._pass_on(work)
+            else:
+                await self._understand(work, endpoint, noted)
+            fields += self._own_auth
+            fields.append((b"X-Request-Id", record.id.encode()))
+            record.policy = self._policy if work.router is self._by_policy else "least_load"
+            return await self._dispatcher.send(work)
         except ProxyError as error:
             record.status, record.reason = error.status, error.code
             if record.outcome == "ok":
                 record.outcome = "rejected"
-            return self._answer(request, error, record)
+            return self._refuse(request, error, record)
         except ClientGone:
             record.outcome, record.status = "client_closed", record.status or 499
             return RELAYED_LAST
@@ -138,13 +135,25 @@ class Exchanges:
         except Exception:  # noqa: BLE001 - the last resort of a request
             logger.exception("request %s failed in the proxy", record.id)
             record.status, record.outcome, record.reason = 500, "rejected", "internal_error"
-            return self._answer(request, InternalError("the proxy failed; its log says why"), record)
+            return self._refuse(request, InternalError("the proxy failed; its log says why"), record)
         finally:
             record.e2e = monotonic() - record.started
             self._metrics.book(record)
             self._log.write(record)
 
-    def _answer(self, request: web.BaseRequest, error: ProxyError, record: Record) -> web.StreamResponse:
+    def _record(self, noted: dict[bytes, bytes], endpoint: Endpoint | None) -> Record:
+        given = noted.get(b"x-request-id")
+        if given is not None and _REQUEST_ID.fullmatch(given) is not None:
+            id_ = given.decode("ascii")
+        else:
+            id_ = f"{self._ids.getrandbits(128):032x}"
+        record = Record(id_, "passthrough" if endpoint is None else endpoint.value, monotonic())
+        priority = noted.get(b"x-warmroute-priority")
+        if priority is not None:
+            record.priority = PRIORITIES.get(priority.strip().lower(), record.priority)
+        return record
+
+    def _refuse(self, request: web.BaseRequest, error: ProxyError, record: Record) -> web.StreamResponse:
         response = answer(error)
         if not request.content.is_eof():  # what is left of the body is not worth reading
             response.force_close()
@@ -153,114 +162,75 @@ class Exchanges:
             response.headers["x-warmroute-attempts"] = str(record.attempts)
         return response
 
-    async def _generate(
-        self, request: web.BaseRequest, endpoint: Endpoint, target: str, record: Record
-    ) -> web.StreamResponse:
-        body = await bodies.read(request, self._body_limit)
-        coding = request.headers.get("Content-Encoding")
+    async def _understand(self, work: Work, endpoint: Endpoint, noted: dict[bytes, bytes]) -> None:
+        """Read the prompt, and settle by it how the request is routed."""
+        record, route, body = work.record, work.route, work.body
+        coding = noted.get(b"content-encoding")
         plain = body if coding is None else bodies.inflate(body, coding, self._body_limit)
         if plain is None:  # a coding that is not read here: the engine may know it
             self._metrics.load_only.add(("content_encoding",))
-            model = self._pools.resolve(None)
-            record.model = model.name
-            route = RouteRequest(model.name)
-            return await self._send(request, record, route, self._by_load, target, body)
-        parsed = await self._reader.parse(endpoint, plain)
+            record.model = route.model = self._pools.resolve(None).name
+            return
+        is_large = len(plain) >= LARGE_BODY
+        parsed = await self._reader.parse(endpoint, plain) if is_large else parse(endpoint, plain)
         model = self._pools.resolve(parsed.model)
-        record.model = model.name
-        record.stream = parsed.stream
-        drop = self._drop
+        record.model = route.model = model.name
+        record.stream = route.stream = parsed.stream
         if model.alias:
-            body = splice_model(plain, model.name)
+            work.body = splice_model(plain, model.name)
             if coding is not None:  # the rewritten body goes as it is
-                drop |= _CODING
-        parsed.lora = model.lora
-        route = RouteRequest(
-            model.name,
-            session=_session(request),
-            sequences=parsed.sequences,
-            stream=parsed.stream,
-            cache_read=parsed.cache_read,
-        )
-        keying = None
-        if parsed.prompt is None:
-            self._metrics.load_only.add(("prompt",))
-        elif model.pool.keyer is None:
-            self._metrics.load_only.add(("tokenizer",))
+                work.fields[:] = [field for field in work.fields if field[0].lower() != b"content-encoding"]
+        parsed.lora = model.lora or parsed.lora
+        route.sequences = parsed.sequences
+        route.cache_read = parsed.cache_read
+        session = noted.get(b"x-session-id")
+        if session:  # as a hash: whatever bytes it is of, it is bounded and safe to compare
+            route.session = xxhash.xxh3_64_hexdigest(session)
+        work.router, work.pool = self._by_policy, model.pool
+        work.ask_usage = self._ask_usage and parsed.usage_splice and (coding is None or model.alias)
+        keying = await self._key(endpoint, plain, parsed, model.pool, is_large=is_large)
+        if keying is not None:
+            work.keying = keying
+            route.keys = keying.keys
+            route.tokens = record.prompt_tokens = keying.tokens
+            route.block_tokens = model.pool.block_tokens(keying)
+            route.exact = keying.counts_exactly
+            route.affinity = keying.affinity
+        record.group = self._seen.group(route.keys, route.block_tokens)
+        named = noted.get(b"x-warmroute-group")
+        if named is not None:
+            record.group = self._groups.get(named, OTHER)
+
+    async def _key(
+        self, endpoint: Endpoint, body: bytes, parsed: Parsed, pool: ModelPool, *, is_large: bool
+    ) -> Keying | None:
+        """The keys of a prompt; None, and counted, if it has none."""
+        if parsed.prompt is None or pool.keyer is None:
+            self._metrics.load_only.add(("prompt" if parsed.prompt is None else "tokenizer",))
+            return None
+        if is_large or pool.engine_tokens is not None:
+            keying = await self._reader.begin(endpoint, body, parsed, pool)
+            if keying is None:
+                return None
         else:
-            keying = await self._reader.key(endpoint, plain, parsed, model.pool)
-            if keying is not None:
-                route.keys = keying.keys
-                route.tokens = keying.tokens
-                route.block_tokens = model.pool.block_tokens(keying)
-                route.exact = keying.counts_exactly
-                route.affinity = keying.affinity
-        record.group = self._group(request, route)
-        record.prompt_tokens = route.tokens
-        ask_usage = self._ask_usage and parsed.usage_splice and (coding is None or model.alias)
-        return await self._send(
-            request,
-            record,
-            route,
-            self._by_policy,
-            target,
-            body,
-            drop=drop,
-            keying=keying,
-            pool=model.pool,
-            ask_usage=ask_usage,
-        )
+            keying = pool.keyer.begin(parsed)
+        if not keying.is_understood:
+            self._metrics.load_only.add(("template",))
+            return None
+        if not keying.done:
+            if keying.pending <= INLINE_CHARACTERS:
+                keying.run()
+            else:
+                await self._reader.finish(keying)
+        return keying
 
-    async def _passthrough(self, request: web.BaseRequest, target: str, record: Record) -> web.StreamResponse:
-        body = await bodies.read(request, self._body_limit)
-        name = ""
-        asked = _model_of(body, request.content_type)
-        if asked is not None:
-            model = self._pools.resolve(asked)
-            name = record.model = model.name
-            if model.alias:
-                body = _renamed(body, name, request.content_type)
-        return await self._send(request, record, RouteRequest(name), self._by_load, target, body)
-
-    async def _send(
-        self,
-        request: web.BaseRequest,
-        record: Record,
-        route: RouteRequest,
-        router: Router,
-        target: str,
-        body: bytes,
-        *,
-        drop: frozenset[bytes] | None = None,
-        **more: Any,
-    ) -> web.StreamResponse:
-        record.policy = self._policy if router is self._by_policy else "least_load"
-        fields = forwardable(request.raw_headers, self._drop if drop is None else drop)
-        fields += self._own_auth
-        fields.append((b"X-Request-Id", record.id.encode()))
-        has_body = bool(body) or request.method in ("POST", "PUT", "PATCH")
-        work = Work(
-            request,
-            record,
-            route,
-            router,
-            target.encode("utf-8", "surrogateescape"),
-            fields,
-            body,
-            has_body,
-            **more,
-        )
-        return await self._dispatcher.send(work)
-
-    def _group(self, request: web.BaseRequest, route: RouteRequest) -> str:
-        classed = self._seen.group(route.keys, route.block_tokens)
-        named = request.headers.get("X-Warmroute-Group")
-        if named is None:
-            return classed
-        return named if named in self._groups else OTHER
-
-
-def _session(request: web.BaseRequest) -> str | None:
-    """The client's affinity key, as a hash: whatever bytes it is of, it is bounded and safe to compare."""
-    given = request.headers.get("X-Session-Id")
-    return xxhash.xxh3_64_hexdigest(given.encode("utf-8", "surrogateescape")) if given else None
+    def _pass_on(self, work: Work) -> None:
+        """Find the model that a request names which is only passed on."""
+        kind = work.request.content_type
+        asked = _model_of(work.body, kind)
+        if asked is None:
+            return
+        model = self._pools.resolve(asked)
+        work.record.model = work.route.model = model.name
+        if model.alias:
+            work.body = _renamed(work.body, model.name, kind)

@@ -125,28 +125,36 @@ def request_head(
 
 
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_NOTED = frozenset((b"content-encoding", b"expect", b"x-request-id", b"x-session-id"))
 
 
 def forwardable(
     fields: Iterable[tuple[bytes, bytes]], drop: frozenset[bytes] = frozenset()
-) -> list[tuple[bytes, bytes]]:
-    """The request fields that belong to the next hop, in order and as often as they came.
+) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+    """The request fields that belong to the next hop, and those that the proxy itself reads.
 
-    Left out are hop-by-hop fields, those that `Connection` names, the framing, `Host`, `Expect` (the
-    proxy has answered it), what is addressed to the proxy itself, and the lower-case names in `drop`.
+    The first keep their order and number. Left out are hop-by-hop fields, those that `Connection` names, the
+    framing, `Host`, `Expect` (the proxy answers it), what is addressed to the proxy, and the lower-case names
+    in `drop`. The second, by lower-case name, are what is addressed to the proxy and the few others it needs;
+    of a field that comes twice the last value.
     """
     kept = []
+    noted = {}
     named: set[bytes] | None = None
-    for name, value in fields:
-        lower = name.lower()
+    for field in fields:
+        lower = field[0].lower()
+        if lower in _NOTED:
+            noted[lower] = field[1]
         if lower in _NOT_FORWARDED:
-            if lower == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-                named = (named or set()) | tokens(value)
-        elif lower not in drop and not lower.startswith(b"x-warmroute-"):
-            kept.append((name, value))
+            if lower == b"connection" and field[1].lower() not in (b"keep-alive", b"close"):
+                named = (named or set()) | tokens(field[1])
+        elif lower.startswith(b"x-warmroute-"):
+            noted[lower] = field[1]
+        elif lower not in drop:
+            kept.append(field)
     if named:
         kept = [field for field in kept if field[0].lower() not in named]
-    return kept
+    return kept, noted
 
 
 _SIZE, _PAYLOAD, _PAYLOAD_END, _TRAILER = range(4)

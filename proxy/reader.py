@@ -1,4 +1,4 @@
-"""Reads prompts and keys them without holding up the event loop: on the spot, or in a thread if that is long.
+"""Reads and keys the prompts that would hold up the event loop: in threads.
 
 Must never wait for tokens longer than the budget: what is not keyed by then is routed by what is.
 """
@@ -24,7 +24,7 @@ LARGE_BODY = 1 << 20
 
 
 class Reader:
-    """Bodies to parsed requests to keys."""
+    """Large bodies to parsed requests, long prompts to keys."""
 
     def __init__(self, metrics: Metrics, executor: Executor, *, budget_seconds: float) -> None:
         self._metrics = metrics
@@ -33,34 +33,19 @@ class Reader:
         self._loop = asyncio.get_running_loop()
 
     async def parse(self, endpoint: Endpoint, body: bytes) -> Parsed:
-        """What a request says. Raises BadRequest."""
-        return await self._away(body, parse, endpoint, body)
+        """What a large body says. Raises BadRequest."""
+        return await self._away(parse, endpoint, body)
 
-    async def key(self, endpoint: Endpoint, body: bytes, parsed: Parsed, pool: ModelPool) -> Keying | None:
-        """The keys of a prompt; None, and counted, if it has none."""
+    async def begin(self, endpoint: Endpoint, body: bytes, parsed: Parsed, pool: ModelPool) -> Keying | None:
+        """Begin to key the prompt of a large body, or one that the engine tokenises; None if it does not."""
         if not await pool.ask_engine(endpoint, body, parsed):
             self._metrics.load_only.add(("engine_tokenize",))
             return None
         assert pool.keyer is not None
-        keying = await self._away(body, pool.keyer.begin, parsed)
-        if not keying.is_understood:
-            self._metrics.load_only.add(("template",))
-            return None
-        if not keying.done:
-            await self._finish_keys(keying)
-        return keying
+        return await self._away(pool.keyer.begin, parsed)
 
-    async def _away(self, body: bytes, work: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
-        """Do what a body asks for, in a thread if the body is so large that others would wait."""
-        if len(body) < LARGE_BODY:
-            return work(*given, **more)
-        return await self._loop.run_in_executor(self._executor, partial(work, *given, **more))
-
-    async def _finish_keys(self, keying: Keying) -> None:
-        """Key the rest of a prompt; what the budget does not allow for stays without keys."""
-        if keying.pending <= INLINE_CHARACTERS:
-            keying.run()
-            return
+    async def finish(self, keying: Keying) -> None:
+        """Key the rest of a long prompt; what the budget does not allow for stays without keys."""
         future = self._loop.run_in_executor(self._executor, keying.run)
         done, _ = await asyncio.wait((future,), timeout=self._budget_seconds)
         if done:
@@ -68,3 +53,6 @@ class Reader:
         else:
             future.cancel()  # unless it runs already: then the next prompt like this one is warm
             self._metrics.over_budget.add(())
+
+    async def _away(self, work: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
+        return await self._loop.run_in_executor(self._executor, partial(work, *given, **more))

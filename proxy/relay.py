@@ -58,6 +58,10 @@ class Limits:
     header_bytes: int
 
 
+def _ended(_: object) -> None:
+    """Nothing is asked or told any more."""
+
+
 class Relay:
     """Reads one response from an upstream connection and writes it to a client."""
 
@@ -322,6 +326,7 @@ class Relay:
 
     def _stop(self) -> None:
         self._ended = True
+        self._respond = self._on_first_token = _ended  # or they and this would keep each other alive
         self._client.relay = None
         if self._timer is not None:
             self._timer.cancel()

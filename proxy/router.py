@@ -23,8 +23,8 @@ NO_KEYS: array[int] = array("Q")
 class RouteRequest:
     """What a routing decision needs to know of a request."""
 
-    model: str
-    """The base model or adapter, as replicas name it."""
+    model: str = ""
+    """The base model or adapter, as replicas name it; empty for any."""
     keys: array[int] = field(default_factory=lambda: NO_KEYS)
     """The chained key of each full block that is known."""
     tokens: int = 0

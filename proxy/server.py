@@ -61,7 +61,7 @@ class Server:
         if endpoint is not None:
             if request.method != "POST":
                 return answer(MethodNotAllowed(f"{path} takes POST"))
-            return await self._exchanges.generate(request, endpoint, target)
+            return await self._exchanges.answer(request, endpoint, target)
         local = self._local.get(path)
         try:
             if local is not None:
@@ -73,7 +73,7 @@ class Server:
         except ProxyError as error:
             return answer(error)
         if self._may_pass(path):
-            return await self._exchanges.passthrough(request, target)
+            return await self._exchanges.answer(request, None, target)
         return answer(
             NotFound(f"nothing is served here; WARMROUTE_PASSTHROUGH={path} would pass it on"[:200])
         )

@@ -84,12 +84,12 @@ def test_other_engines():
 
 def test_H13_a_coding_is_looked_through_within_the_limit():
     body = b'{"model":"m"}'
-    assert bodies.inflate(gzip.compress(body), "gzip", 100) == body
-    assert bodies.inflate(zlib.compress(body), "Deflate", 100) == body
-    assert bodies.inflate(body, "identity", 100) == body
-    assert bodies.inflate(b"\x28\xb5\x2f\xfd", "zstd", 100) is None
+    assert bodies.inflate(gzip.compress(body), b"gzip", 100) == body
+    assert bodies.inflate(zlib.compress(body), b"Deflate", 100) == body
+    assert bodies.inflate(body, b"identity", 100) == body
+    assert bodies.inflate(b"\x28\xb5\x2f\xfd", b"zstd", 100) is None
     with pytest.raises(TooLarge):
-        bodies.inflate(gzip.compress(b"0" * (1 << 20)), "gzip", 1000)
+        bodies.inflate(gzip.compress(b"0" * (1 << 20)), b"gzip", 1000)
     for broken in (b"no gzip", gzip.compress(body)[:-4], gzip.compress(body) + b"more", b""):
         with pytest.raises(BadRequest):
-            bodies.inflate(broken, "gzip", 100)
+            bodies.inflate(broken, b"gzip", 100)
