@@ -5,7 +5,7 @@
                                               127.0.0.1:9001 to 9004
 
 The proxies take turns round by round, pinned to core 0; replicas and load, both in C, are pinned to core 1.
-Reported is the median over rounds of CPU microseconds a request (user and system, of the proxy's whole process
+Reported is the median over rounds of CPU microseconds a request (user and system, of the proxy's process
 tree), per chunk for streams. The replicas answer at once and compute nothing, so latencies here say nothing
 of a fleet; CPU per request is the figure to trust on a shared machine. Needs cc, taskset and two cores.
 """

@@ -189,22 +189,16 @@ class Attempt:
             if lower != b"x-request-id" and not lower.startswith(b"x-warmroute-"):
                 lines += (name, b": ", value, b"\r\n")
         lines.append(
-            b"x-request-id: %b\r\nx-warmroute-replica: %b\r\nx-warmroute-policy: %b\r\n"
-            b"x-warmroute-arm: %b\r\nx-warmroute-decision: %b\r\nx-warmroute-prompt-tokens: %d\r\n"
-            b"x-warmroute-predicted-cached-tokens: %d\r\nx-warmroute-queue-ms: %.3f\r\n"
-            b"x-warmroute-overhead-ms: %.3f\r\nx-warmroute-attempts: %d\r\n"
-            % (
-                record.id.encode(),
-                record.replica.encode(),
-                record.policy.encode(),
-                record.arm.encode(),
-                record.decision.encode(),
-                record.prompt_tokens,
-                record.routed_tokens,
-                record.queue * 1000,
-                (record.overhead or 0.0) * 1000,
-                record.attempts,
-            )
+            (
+                f"x-request-id: {record.id}\r\nx-warmroute-replica: {record.replica}\r\n"
+                f"x-warmroute-policy: {record.policy}\r\nx-warmroute-arm: {record.arm}\r\n"
+                f"x-warmroute-decision: {record.decision}\r\n"
+                f"x-warmroute-prompt-tokens: {record.prompt_tokens}\r\n"
+                f"x-warmroute-predicted-cached-tokens: {record.routed_tokens}\r\n"
+                f"x-warmroute-queue-ms: {record.queue * 1000:.3f}\r\n"
+                f"x-warmroute-overhead-ms: {(record.overhead or 0.0) * 1000:.3f}\r\n"
+                f"x-warmroute-attempts: {record.attempts}\r\n"
+            ).encode("ascii")
         )
         return lines
 
