@@ -37,8 +37,8 @@ def chain(tokens: bytes, block_size: int, previous: int) -> "tuple[array[int], b
     """
     size = block_size * TOKEN_BYTES
     full = len(tokens) - len(tokens) % size
-    keys = array("Q")
+    keys: list[int] = []
     for (block,) in struct.iter_unpack(f"{size}s", memoryview(tokens)[:full]):
         previous = xxh3_64_intdigest(block, previous)
         keys.append(previous)
-    return keys, tokens[full:]
+    return array("Q", keys), tokens[full:]

@@ -66,6 +66,10 @@ def _nothing(_: dict[str, Any]) -> bytes:
 
 
 def _write_turn(written: bytearray, message: Message, digest: Digest) -> None:
+    role, content = message.get("role"), message.get("content")
+    if len(message) == 2 and type(role) is str and type(content) is str:
+        written += b"%b%b%b%b%b" % (_TURN, role.encode(), _FIELD, content.encode(), _END_OF_CONTENT)
+        return
     others = {
         name: value
         for name, value in message.items()
@@ -74,8 +78,8 @@ def _write_turn(written: bytearray, message: Message, digest: Digest) -> None:
     written += _TURN
     if others:
         written += _CODER.encode(others) + _FIELD
-    written += str(message.get("role")).encode() + _FIELD
-    _write_content(written, message.get("content"), digest)
+    written += str(role).encode() + _FIELD
+    _write_content(written, content, digest)
     written += _END_OF_CONTENT
 
 

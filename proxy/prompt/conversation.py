@@ -44,6 +44,8 @@ def _message(message: Message, parts: Parts, mark: Mark) -> Message:
     role, content = message["role"], message.get("content")
     if isinstance(content, str) and parts == "string" and not content.startswith(BILLING):
         prepared: Message = {"role": role, "content": content}
+        if len(message) == 2 and role != "developer":
+            return prepared
     else:
         prepared = {"role": role, "content": _content(role, content, parts, mark)}
     if role == "assistant":

@@ -35,6 +35,10 @@ class Cuts:
         return Chunks(self, pieces)
 
 
+WHOLE: Final = Cuts()
+"""Cuts nothing: pieces are chunks."""
+
+
 class Chunks(Iterator[Chunk]):
     """The chunks of a prompt, one after another."""
 
@@ -48,10 +52,16 @@ class Chunks(Iterator[Chunk]):
         self._at = self._end = self._turn = self._gap = 0
 
     def __next__(self) -> Chunk:
-        """Give the next chunk."""
+        chunk = self.take()
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def take(self) -> Chunk | None:
+        """Give the next chunk, None after the last."""
         while self._at == self._end:
-            piece = next(self._pieces)
-            if isinstance(piece, bytes):
+            piece = next(self._pieces, None)
+            if piece is None or isinstance(piece, bytes):
                 return piece
             self._text, self._at, self._end = piece, 0, len(piece)
             self._turn = self._end if self._separator is None else 0
@@ -84,3 +94,6 @@ class Chunks(Iterator[Chunk]):
     def skip(self, length: int) -> None:
         """Go on after the next `length` characters, as if they had been given."""
         self._at += length
+
+
+NO_CHUNKS: Final = WHOLE.chunks(())

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.prompt import canonical
 from proxy.prompt.blocks import seed
-from proxy.prompt.cuts import Chunk, Cuts
+from proxy.prompt.cuts import WHOLE, Chunk
 from proxy.prompt.keying import Keying, Plan
 from proxy.prompt.media import Media
 from proxy.prompt.parse import Parsed
@@ -150,18 +150,16 @@ class Keyer:
         def encode(chunk: Chunk) -> bytes:
             return tokenizer.encode(chunk) if isinstance(chunk, str) else chunk
 
-        chunks = tokenizer.cuts.chunks(pieces)
         suffix = tokenizer.suffix if special else b""
         return Plan(
             root=root,
-            chunks=chunks,
+            chunks=tokenizer.cuts.chunks(pieces),
             encode=encode,
             characters=sum(map(len, pieces)),
             affinity=_affinity(pieces, root.last),
             suffix=suffix,
-            kept=chunks,
             follow=None if suffix else tokenizer.encode,
-            has_media=any(isinstance(piece, bytes) for piece in pieces),
+            has_media=bytes in map(type, pieces),
         )
 
     def _of_bytes(
@@ -176,11 +174,9 @@ class Keyer:
         root = self._root(parsed, kind)
         if tokens is not None and self._tokenizer is not None:
             follow = self._tokenizer.encode
-        chunks = Cuts().chunks([given[at : at + SLICE] for at in range(0, len(given), SLICE)])
         return Plan(
             root=root,
-            chunks=chunks,
-            kept=chunks,
+            chunks=WHOLE.chunks([given[at : at + SLICE] for at in range(0, len(given), SLICE)]),
             keep_from=SLICE,
             encode=_as_it_is,
             characters=len(given),

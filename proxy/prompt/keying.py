@@ -5,10 +5,10 @@ longer array. Only one thread may be in `run` at a time.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.prompt.cuts import Chunk, Chunks
+from proxy.prompt.cuts import NO_CHUNKS, Chunk, Chunks
 from proxy.prompt.segments import Node, Trie
 
 
@@ -17,13 +17,11 @@ class Plan:
     """How a prompt is to be keyed."""
 
     root: Node
-    chunks: Iterator[Chunk]
+    chunks: Chunks
     encode: Callable[[Chunk], bytes]
     characters: int
     affinity: int
     suffix: bytes = b""
-    kept: Chunks | None = None
-    """The same chunks, if they go into the trie."""
     keep_from: int = 0
     """Chunks shorter than this end a prompt; nobody will ask for them again."""
     follow: Callable[[str], bytes] | None = None
@@ -88,10 +86,7 @@ class Keying:
     def _start(self, plan: Plan) -> None:
         self.characters = plan.characters
         self.affinity = plan.affinity
-        if plan.kept is not None:
-            self._waiting = self._trie.walk(plan.root, plan.kept, self._path)
-        else:
-            self._waiting = next(plan.chunks, None)
+        self._waiting = self._trie.walk(plan.root, plan.chunks, self._path)
         node = self._path[-1] if self._path else plan.root
         keys = array("Q", plan.root.keys)
         for known in self._path:
@@ -111,16 +106,15 @@ class Keying:
             return
         fresh = array("Q")
         while not self.stop:
-            chunk = self._waiting if self._waiting is not None else next(plan.chunks, None)
+            chunk = self._waiting if self._waiting is not None else plan.chunks.take()
             self._waiting = None
             if chunk is None:
                 self._publish(plan, fresh)
                 self._trie.touch(self._path)
                 self._finish(plan)
                 return
-            if plan.kept is not None and len(chunk) >= plan.keep_from:
-                node = self._trie.child(self._node, chunk)
-                self._node = node or self._trie.grow(self._node, chunk, plan.encode(chunk))
+            if len(chunk) >= plan.keep_from:
+                self._node = self._trie.grow(self._node, chunk, plan.encode)
                 self._path.append(self._node)
             else:
                 self._node = self._trie.after(self._node, plan.encode(chunk), characters=len(chunk))
@@ -144,8 +138,7 @@ class Keying:
             self._publish(plan, self._node.keys)
         self.pending = 0
         self.done = True
-        plan.chunks = iter(())  # a stream lasts minutes; its prompt's text need not
-        plan.kept = None
+        plan.chunks = NO_CHUNKS  # a stream lasts minutes; its prompt's text need not
         self._path = []
 
     def followed_by(self, text: str) -> "array[int]":

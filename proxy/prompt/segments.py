@@ -9,7 +9,7 @@ root last: parents outlive their children. Safe for one event loop and many thre
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,7 +77,7 @@ class Trie:
             likely = node.likely
             if likely and (chunk := chunks.guess(likely)) and (found := known.get(_name(node, chunk))):
                 chunks.skip(likely)
-            elif (missed := next(chunks, None)) is None or (found := known.get(_name(node, missed))) is None:
+            elif (missed := chunks.take()) is None or (found := known.get(_name(node, missed))) is None:
                 break
             else:
                 node.likely = len(missed) if isinstance(missed, str) else 0
@@ -86,16 +86,16 @@ class Trie:
         self.touch(path)
         return missed
 
-    def child(self, parent: Node, chunk: Chunk) -> Node | None:
-        """Find the node of a chunk after `parent`."""
-        return self._nodes.get(_name(parent, chunk))
-
-    def grow(self, parent: Node, chunk: Chunk, tokens: bytes) -> Node:
-        """Compute the node of a chunk after `parent` from the chunk's tokens, and keep it."""
-        node = self.after(parent, tokens, _name(parent, chunk), len(chunk))
+    def grow(self, parent: Node, chunk: Chunk, encode: Callable[[Chunk], bytes]) -> Node:
+        """Find the node of a chunk after `parent`, or compute it from the chunk's tokens and keep it."""
+        name = _name(parent, chunk)
+        found = self._nodes.get(name)
+        if found is not None:
+            return found
+        node = self.after(parent, encode(chunk), name, len(chunk))
         parent.likely = len(chunk) if isinstance(chunk, str) else 0
         with self._lock:
-            known = self._nodes.setdefault(node.name, node)
+            known = self._nodes.setdefault(name, node)
             if known is node:
                 self.used += node.size()
                 while self.used > self.budget and self._nodes:
@@ -117,6 +117,8 @@ class Trie:
 
     def touch(self, path: Sequence[Node]) -> None:
         """Mark the nodes of a path as used, from leaf to root, so that the root is the last to go."""
+        if not path:
+            return
         with self._lock:
             for node in reversed(path):
                 if node.name in self._nodes:

@@ -98,43 +98,38 @@ class Compiled:
         self._system_first: bool | None = None
         quick = _minijinja(source) if fast else None
         self.is_fast = quick is not None and all(
-            _outcome(self._render, self._context(probe)) == _outcome(quick, self._context(probe))
-            for probe in CHATS
+            _outcome(self._render, context) == _outcome(quick, context)
+            for context in (self._context(probe, {}, _no_media) for probe in CHATS)
         )
         if quick is not None and self.is_fast:
             self._render = quick
 
     def render(self, chat: Chat, defaults: Mapping[str, Any], mark: Mark) -> str:
         """Render one chat; may raise whatever the template raises."""
-        variables = dict(defaults) | {
-            k: v for k, v in chat.variables.items() if v is not None and v != "auto"
-        }
-        messages = self._ordered(conversation(chat.messages, self.parts, mark), merge=chat.merge_system)
-        goes_on = variables.pop("continue_final_message", False)
-        if goes_on:
-            if variables.get("add_generation_prompt"):
+        context = self._context(chat, defaults, mark)
+        if context.pop("continue_final_message", False):
+            if context.get("add_generation_prompt"):
                 raise Unreadable
-            return self._unfinished(messages, chat, variables)
-        return self._render(
-            self._tokens | {"tools": chat.tools, "documents": None} | variables | {"messages": messages}
-        )
+            return self._unfinished(context)
+        return self._render(context)
 
-    def _context(self, probe: Chat) -> dict[str, Any]:
-        messages = self._ordered(conversation(probe.messages, self.parts, _no_media), merge=False)
-        return {
-            **self._tokens,
-            "tools": probe.tools,
-            "documents": None,
-            **probe.variables,
-            "messages": messages,
+    def _context(self, chat: Chat, defaults: Mapping[str, Any], mark: Mark) -> dict[str, Any]:
+        """Gather all that the template may read; later ones override."""
+        context = {**self._tokens, "tools": chat.tools, "documents": None, **defaults}
+        context |= {
+            name: value for name, value in chat.variables.items() if value is not None and value != "auto"
         }
+        prepared = conversation(chat.messages, self.parts, mark)
+        context["messages"] = self._ordered(prepared, merge=chat.merge_system)
+        return context
 
-    def _unfinished(self, messages: list[Message], chat: Chat, variables: dict[str, Any]) -> str:
+    def _unfinished(self, context: dict[str, Any]) -> str:
         """Render up to the end of the last message's content, which the model is to continue.
 
         As transformers does: tag the end, render, cut at the tag, and with it whatever the template trimmed.
         """
-        last = dict(messages[-1])
+        *earlier, final = context["messages"]
+        last = dict(final)
         content = last["content"]
         if isinstance(content, list):
             at = max((i for i, part in enumerate(content) if "text" in part), default=-1)
@@ -145,8 +140,7 @@ class Compiled:
         else:
             text = content
             last["content"] = content + _TAG
-        context = self._tokens | {"tools": chat.tools, "documents": None} | variables
-        rendered = self._render(context | {"messages": [*messages[:-1], last]})
+        rendered = self._render(context | {"messages": [*earlier, last]})
         at = rendered.rfind(_TAG.strip())
         if at < 0 or text.strip() not in rendered:
             raise Unreadable
@@ -154,7 +148,7 @@ class Compiled:
 
     def _ordered(self, messages: list[Message], *, merge: bool) -> list[Message]:
         """Turn developer messages into system ones where the template knows none, and join as engines do."""
-        if not self._knows_developer and any(message["role"] == "developer" for message in messages):
+        if not self._knows_developer and "developer" in [message["role"] for message in messages]:
             renamed = [
                 {k: v for k, v in message.items() if k != "tools"} | {"role": "system"}
                 if message["role"] == "developer"
@@ -256,16 +250,11 @@ def _minijinja(source: str) -> Render | None:
     """Compile with minijinja; None where it does not know the template's syntax."""
     environment = minijinja.Environment()
     environment.trim_blocks = environment.lstrip_blocks = True
-    environment.auto_escape_callback = _never_escape
     environment.add_filter("tojson", tojson)
     environment.add_global("raise_exception", _raise_exception)
     environment.add_global("strftime_now", _strftime_now)
     try:
-        environment.add_template("chat", source)
+        environment.add_template("chat", source)  # a name that ends in .html would have it escape
     except minijinja.TemplateError:
         return None
     return lambda context: environment.render_template("chat", **context)
-
-
-def _never_escape(_: str) -> bool:
-    return False

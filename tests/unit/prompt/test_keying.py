@@ -250,4 +250,4 @@ def test_the_prompts_text_is_let_go_when_all_is_keyed():
     keying.run()
     plan = keying._plan
     assert plan is not None
-    assert (plan.kept, list(plan.chunks), keying._path) == (None, [], [])
+    assert (list(plan.chunks), keying._path) == ([], [])

@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from proxy.prompt.cuts import Cuts
-from proxy.prompt.segments import Trie
+from proxy.prompt.segments import Node, Trie, _name
 
 ENDLESS = 1 << 40
 
@@ -18,16 +18,21 @@ def grow(trie: Trie, *chunks: str, seed: int = 1):
     """A path of chunks, eight tokens each."""
     node, path = trie.root(seed, b""), []
     for chunk in chunks:
-        node = trie.child(node, chunk) or trie.grow(node, chunk, tokens(*range(8)))
+        node = trie.grow(node, chunk, lambda _: tokens(*range(8)))
         path.append(node)
     return path
+
+
+def child(trie: Trie, parent: Node, chunk: str | bytes) -> Node | None:
+    """Find a node without marking it as used."""
+    return trie._nodes.get(_name(parent, chunk))
 
 
 def known(trie: Trie, *chunks: str, seed: int = 1) -> int:
     """How many chunks from the start are known, without marking them as used."""
     node, found = trie.root(seed, b""), 0
     for chunk in chunks:
-        node = trie.child(node, chunk)
+        node = child(trie, node, chunk)
         if node is None:
             break
         found += 1
@@ -46,18 +51,18 @@ def test_a_chunk_is_known_only_after_the_same_chunks_and_seed():
 def test_text_and_media_never_share_a_name():
     trie = Trie(4, ENDLESS)
     root = trie.root(1, b"")
-    trie.grow(root, "ab", tokens(1))
-    assert trie.child(root, b"ab") is None
+    trie.grow(root, "ab", lambda _: tokens(1))
+    assert child(trie, root, b"ab") is None
 
 
 def test_a_node_carries_keys_tail_and_counts_on():
     trie = Trie(4, ENDLESS)
-    first = trie.grow(trie.root(1, tokens(9)), "abc", tokens(1, 2, 3, 4, 5))
+    first = trie.grow(trie.root(1, tokens(9)), "abc", lambda _: tokens(1, 2, 3, 4, 5))
     assert (len(first.keys), first.tail, first.tokens, first.characters) == (1, tokens(4, 5), 6, 3)
-    second = trie.grow(first, "d", tokens(6))
+    second = trie.grow(first, "d", lambda _: tokens(6))
     assert (len(second.keys), second.tail, second.tokens) == (0, tokens(4, 5, 6), 7)
     assert second.last == first.last == first.keys[-1]
-    third = trie.grow(second, "e", tokens(7))
+    third = trie.grow(second, "e", lambda _: tokens(7))
     whole = trie.after(trie.root(1, b""), tokens(9, 1, 2, 3, 4, 5, 6, 7))
     assert [*first.keys, *third.keys] == list(whole.keys)
 
@@ -93,8 +98,8 @@ def test_a_parent_outlives_its_children():
     seen = []
     for at in range(60):
         grow(trie, f"other {at}")
-        seen.append([trie.child(trie.root(1, b""), "a") is not None, *(
-            trie.child(parent, chunk) is not None for parent, chunk in zip(path, "bcd", strict=False)
+        seen.append([child(trie, trie.root(1, b""), "a") is not None, *(
+            child(trie, parent, chunk) is not None for parent, chunk in zip(path, "bcd", strict=False)
         )])  # fmt: skip
     assert seen[0] == [True] * 4
     assert seen[-1] == [False] * 4
@@ -108,13 +113,25 @@ def test_a_name_means_the_same_after_it_was_forgotten():
     assert [node.name for node in grow(Trie(4, ENDLESS), "a", "b")] == [node.name for node in path]
 
 
-def test_growing_what_another_thread_grew_keeps_the_first():
+def test_what_is_known_is_not_encoded_again():
     trie = Trie(4, ENDLESS)
     root = trie.root(1, b"")
-    first = trie.grow(root, "a", tokens(1))
-    used = trie.used
-    assert trie.grow(root, "a", tokens(1)) is first
-    assert trie.used == used
+    first = trie.grow(root, "a", lambda _: tokens(1))
+    assert trie.grow(root, "a", lambda _: pytest.fail("it is known")) is first
+
+
+def test_growing_what_another_thread_grew_meanwhile_keeps_the_first():
+    trie = Trie(4, ENDLESS)
+    root = trie.root(1, b"")
+    others = []
+
+    def encode(_):
+        others.append((trie.grow(root, "a", lambda _: tokens(1)), trie.used))
+        return tokens(1)
+
+    found = trie.grow(root, "a", encode)
+    assert [(found, trie.used)] == others
+    assert found is others[0][0]
 
 
 def test_touching_what_is_gone_is_nothing():
