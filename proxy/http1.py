@@ -7,6 +7,7 @@ Must never accept a message whose end two parsers could see in different places:
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 HOP_BY_HOP = frozenset(
     {
@@ -128,6 +129,14 @@ _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _NOTED = frozenset((b"content-encoding", b"expect", b"x-request-id", b"x-session-id"))
 
 
+@lru_cache(maxsize=1024)  # clients send the same few names again and again
+def _name(name: bytes) -> tuple[bytes, bool, bool]:
+    """A field's name in lower case, whether the proxy reads it, and whether the next hop gets it."""
+    lower = name.lower()
+    ours = lower.startswith(b"x-warmroute-")
+    return lower, ours or lower in _NOTED, not ours and lower not in _NOT_FORWARDED
+
+
 def forwardable(
     fields: Iterable[tuple[bytes, bytes]], drop: frozenset[bytes] = frozenset()
 ) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
@@ -142,16 +151,14 @@ def forwardable(
     noted = {}
     named: set[bytes] | None = None
     for field in fields:
-        lower = field[0].lower()
-        if lower in _NOTED:
+        lower, is_noted, is_passed = _name(field[0])
+        if is_noted:
             noted[lower] = field[1]
-        if lower in _NOT_FORWARDED:
-            if lower == b"connection" and field[1].lower() not in (b"keep-alive", b"close"):
-                named = (named or set()) | tokens(field[1])
-        elif lower.startswith(b"x-warmroute-"):
-            noted[lower] = field[1]
-        elif lower not in drop:
-            kept.append(field)
+        if is_passed:
+            if lower not in drop:
+                kept.append(field)
+        elif lower == b"connection" and field[1].lower() not in (b"keep-alive", b"close"):
+            named = (named or set()) | tokens(field[1])
     if named:
         kept = [field for field in kept if field[0].lower() not in named]
     return kept, noted

@@ -14,17 +14,18 @@ class RetryBudget:
         self._share = share
         self._requests: deque[tuple[float, int]] = deque()  # (second, requests in it)
         self._total = 0
+        self._second = 0.0
+        self._now = 0
         self._retries: deque[float] = deque()
 
     def request(self, now: float) -> None:
         """A request has come."""
-        second = now // 1
-        if self._requests and self._requests[-1][0] == second:
-            self._requests[-1] = (second, self._requests[-1][1] + 1)
-        else:
-            self._requests.append((second, 1))
-            self._expire(now)
         self._total += 1
+        self._now += 1
+        if now - self._second >= 1.0:
+            self._requests.append((self._second, self._now))
+            self._second, self._now = now, 0
+            self._expire(now)
 
     def take(self, now: float) -> bool:
         """Take one retry, if there is one."""

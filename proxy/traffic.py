@@ -25,9 +25,13 @@ class Seen:
         """Class a prompt by its block keys, and remember it."""
         if not keys:
             return RANDOM
-        start = keys[min(len(keys), max(1, round(START_TOKENS / block_tokens))) - 1]
-        seen = start in self._young or start in self._old
-        self._young.add(start)
-        if len(self._young) >= GENERATION:
-            self._old, self._young = self._young, set()
+        last = int(START_TOKENS / block_tokens) - 1
+        start = keys[min(max(last, 0), len(keys) - 1)]
+        young = self._young
+        if start in young:
+            return SHARED
+        young.add(start)
+        seen = start in self._old
+        if len(young) >= GENERATION:
+            self._old, self._young = young, set()
         return SHARED if seen else RANDOM
