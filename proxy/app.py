@@ -24,6 +24,7 @@ from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
+from proxy.ledger import FLUSH_SECONDS, Ledger
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
 from proxy.pools import Pools
@@ -39,7 +40,7 @@ START_SECONDS = 15.0
 SWITCH_SECONDS = 0.0005
 """How long a thread that tokenises may hold the interpreter before the event loop gets its turn."""
 BACKLOG = 2048
-COLLECT_EVERY = 10_000
+COLLECT_EVERY = 50_000
 """Objects made and not freed before the collector looks for cycles: at the default of 700 it takes a tenth
 of the time, for requests that leave no cycles behind."""
 
@@ -66,7 +67,7 @@ class Proxy:
             described=self.pools.described,
             restarted=self._restarted,
         )
-        self._log = RequestLog(json=settings.log_format == "json")
+        self.ledger = Ledger(self.metrics, RequestLog(json=settings.log_format == "json"))
         policy = registry.create(settings.policy, settings.policy_params)
         by_policy = Router(self.fleet, self.index, policy, Random())
         by_load = Router(self.fleet, self.index, registry.create("least_load", {}), Random())
@@ -80,11 +81,11 @@ class Proxy:
             by_load,
             self._dispatcher,
             self.metrics,
-            self._log,
+            self.ledger,
             Reader(self.metrics, self._executor, budget_seconds=settings.tokenizer_budget_ms / 1000),
         )
         admin = Admin(settings, self.fleet, self.index, self.pools, self._http)
-        self._server = Server(settings, self.fleet, self.pools, exchanges, self.metrics, admin)
+        self._server = Server(settings, self.fleet, self.pools, exchanges, self.ledger, admin)
         self._http_server = HttpServer(
             self._server.handle,
             header_bytes=int(settings.limits.header_bytes),
@@ -124,7 +125,7 @@ class Proxy:
         except TimeoutError:
             logger.warning("starting although not every replica has answered: /ready tells")
         self._tasks.every("sweep", min(1.0, timeouts.idle / 4, timeouts.first_byte / 4), self._sweep)
-        self._tasks.every("request log", logs.FLUSH_SECONDS, self._log.flush)
+        self._tasks.every("ledger", FLUSH_SECONDS, self.ledger.flush)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
             self._http_server, settings.host, settings.port, backlog=BACKLOG
@@ -145,7 +146,7 @@ class Proxy:
             for pool in self._upstreams.values():
                 last.callback(pool.close)
             last.push_async_callback(self._tasks.close)
-            last.callback(self._log.flush)
+            last.callback(self.ledger.flush)
             last.push_async_callback(self._http_server.shutdown, 0.1)
             if self._listener is not None:
                 self._listener.close()

@@ -7,7 +7,7 @@ in OpenAI's shape or passed on; no exception's text ever reaches it.
 import asyncio
 import re
 from random import Random
-from time import monotonic
+from time import monotonic, time
 
 import msgspec
 import xxhash
@@ -20,7 +20,8 @@ from proxy.connection import RELAYED_LAST, answer
 from proxy.dispatch import Dispatcher
 from proxy.errors import ClientGone, InternalError, ProxyError
 from proxy.http1 import forwardable
-from proxy.logs import RequestLog, logger
+from proxy.ledger import Ledger
+from proxy.logs import logger
 from proxy.metrics import Metrics
 from proxy.model_pool import ModelPool
 from proxy.pools import Pools
@@ -74,7 +75,7 @@ class Exchanges:
         by_load: Router,
         dispatcher: Dispatcher,
         metrics: Metrics,
-        log: RequestLog,
+        ledger: Ledger,
         reader: Reader,
     ) -> None:
         self._pools = pools
@@ -82,7 +83,7 @@ class Exchanges:
         self._by_load = by_load
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._log = log
+        self._ledger = ledger
         self._reader = reader
         self._groups = {name.encode(): name for name in settings.groups}
         self._policy = settings.policy
@@ -138,8 +139,8 @@ class Exchanges:
             return self._refuse(request, InternalError("the proxy failed; its log says why"), record)
         finally:
             record.e2e = monotonic() - record.started
-            self._metrics.book(record)
-            self._log.write(record)
+            record.ended = time()
+            self._ledger.add(record)
 
     def _record(self, noted: dict[bytes, bytes], endpoint: Endpoint | None) -> Record:
         given = noted.get(b"x-request-id")

@@ -6,16 +6,13 @@ Must never hold a prompt, an answer, a credential, or a name that only a client 
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TextIO
 
 import msgspec
 
 from proxy.record import Record
-
-MOST_LINES = 256
-"""Lines that wait before they are written without being asked."""
-FLUSH_SECONDS = 0.1
 
 logger = logging.getLogger("warmroute")
 
@@ -39,35 +36,23 @@ class _JsonLine(logging.Formatter):
 
 
 class RequestLog:
-    """One line for each request that has ended; a line is built only if it is written.
-
-    Lines are written together, a few times a second, by whoever calls `flush`.
-    """
+    """One line for each request that has ended."""
 
     def __init__(self, *, json: bool, stream: TextIO | None = None) -> None:
         self._line = _json_line if json else _text_line
         self._stream = stream or sys.stderr
-        self._lines: list[str] = []
 
-    def write(self, record: Record) -> None:
-        """Write the line of one request."""
-        if logger.isEnabledFor(logging.INFO):
-            self._lines.append(self._line(record))
-            if len(self._lines) >= MOST_LINES:
-                self.flush()
-
-    def flush(self) -> None:
-        """Write the lines that wait."""
-        if self._lines:
-            self._stream.write("".join(self._lines))
+    def write(self, records: Sequence[Record]) -> None:
+        """Write the lines of some requests, in one go."""
+        if records and logger.isEnabledFor(logging.INFO):
+            self._stream.write("".join(map(self._line, records)))
             self._stream.flush()
-            self._lines.clear()
 
 
 def _text_line(record: Record) -> str:
     r = record
     return (
-        f"{_clock(int(time.time()))} INFO request={r.id} endpoint={r.endpoint} "
+        f"{_clock(int(r.ended))} INFO request={r.id} endpoint={r.endpoint} "
         f"model={r.model or '-'} group={r.group} priority={r.priority} status={r.status} "
         f"outcome={r.outcome} reason={r.reason or '-'} replica={r.replica or '-'} "
         f"decision={r.decision or '-'} attempts={r.attempts} stream={r.stream} "
@@ -95,7 +80,7 @@ def _ms(seconds: float | None) -> str:
 def _json_line(record: Record) -> str:
     r = record
     fields = {
-        "time": time.time(),
+        "time": r.ended,
         "level": "info",
         "message": "request",
         "request": r.id,

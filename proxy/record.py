@@ -42,3 +42,5 @@ class Record:
     """From the request being read to its first token."""
     tpot: float | None = None
     e2e: float = 0.0
+    ended: float = 0.0
+    """Unix time."""

@@ -15,7 +15,7 @@ from proxy.connection import SERVER, answer
 from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
-from proxy.metrics import Metrics
+from proxy.ledger import Ledger
 from proxy.pools import Pools
 from proxy.prompt.parse import Endpoint
 
@@ -34,13 +34,13 @@ class Server:
         fleet: Fleet,
         pools: Pools,
         exchanges: Exchanges,
-        metrics: Metrics,
+        ledger: Ledger,
         admin: Admin,
     ) -> None:
         self._fleet = fleet
         self._pools = pools
         self._exchanges = exchanges
-        self._metrics = metrics
+        self._ledger = ledger
         self._admin = admin
         self._passed = PASSED | frozenset(settings.passthrough)
         self.draining = False
@@ -105,7 +105,7 @@ class Server:
         return _json(body, status=200 if ready else 503)
 
     async def _metrics_page(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(body=self._metrics.page(), headers={"Content-Type": _TEXT, "Server": SERVER})
+        return web.Response(body=self._ledger.page(), headers={"Content-Type": _TEXT, "Server": SERVER})
 
     async def _models(self, _: web.BaseRequest) -> web.Response:
         return _json({"object": "list", "data": self._pools.cards()})

@@ -56,7 +56,7 @@ async def get(proxy: Proxy, path: str) -> tuple[int, Any]:
 
 def totals(proxy: Proxy, name: str, *by: str) -> dict[tuple[str, ...], float]:
     found: dict[tuple[str, ...], float] = {}
-    for family in text_string_to_metric_families(proxy.metrics.page().decode()):
+    for family in text_string_to_metric_families(proxy.ledger.page().decode()):
         for sample in family.samples:
             if sample.name == name:
                 key = tuple(sample.labels[label] for label in by)

@@ -97,8 +97,7 @@ def test_one_line_a_request_as_text_or_json():
     for as_json in (False, True):
         stream = io.StringIO()
         log = RequestLog(json=as_json, stream=stream)
-        log.write(record(ttft=0.5, reported_cached=None))
-        log.flush()
+        log.write([record(ttft=0.5, reported_cached=None)])
         line = stream.getvalue()
         assert line.count("\n") == 1
         if as_json:
@@ -113,6 +112,5 @@ def test_one_line_a_request_as_text_or_json():
             assert "ttft_ms=500.000" in line
             assert "reported_cached_tokens=-" in line
     logger.setLevel(logging.WARNING)
-    log.write(record())
-    log.flush()
+    log.write([record()])
     assert stream.getvalue() == line
