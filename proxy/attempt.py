@@ -82,6 +82,7 @@ class Hop:
             settings.timeouts.first_byte, settings.timeouts.idle, int(settings.limits.header_bytes)
         )
         self.budget = RetryBudget(settings.limits.retry_budget)
+        self.loop = asyncio.get_running_loop()  # asked once: it costs a system call each time
         self.relays: set[Relay] = set()
         self.idle = asyncio.Event()
         """Set while nothing is being relayed."""
@@ -164,6 +165,7 @@ class Attempt:
             connection,
             client,
             self._hop.limits,
+            self._hop.loop,
             respond=self._respond,
             on_first_token=self._lease.first_token,
             is_head=request.method == "HEAD",

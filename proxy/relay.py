@@ -101,6 +101,7 @@ class Relay:
         connection: UpstreamConnection,
         client: Client,
         limits: Limits,
+        loop: asyncio.AbstractEventLoop,
         *,
         respond: Callable[[ResponseHead], list[bytes] | None],
         on_first_token: Callable[[float], None],
@@ -109,7 +110,7 @@ class Relay:
         hide_usage: bool = False,
         client_keep_alive: bool = True,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._connection = connection
         self._client = client
         self._limits = limits
