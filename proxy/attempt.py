@@ -114,6 +114,7 @@ class Attempt:
         tried.add(lease.replica.name)
         record = work.record
         record.attempts += 1
+        record.reason = ""
         record.replica = lease.replica.name
         record.decision = lease.decision
         record.available_tokens = lease.available

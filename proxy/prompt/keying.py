@@ -86,6 +86,14 @@ class Keying:
     def _start(self, plan: Plan) -> None:
         self.characters = plan.characters
         self.affinity = plan.affinity
+        if plan.characters < plan.keep_from:  # shorter than what is kept: there is nothing to look for
+            chunk = plan.chunks.take()
+            tokens = b"" if chunk is None else plan.encode(chunk)
+            self._node = self._trie.after(plan.root, tokens, characters=plan.characters)
+            self.keys = self._node.keys
+            self.tokens = self._node.tokens if plan.estimate is None else plan.estimate
+            self._finish(plan)
+            return
         self._waiting = self._trie.walk(plan.root, plan.chunks, self._path)
         node = self._path[-1] if self._path else plan.root
         keys = array("Q", plan.root.keys)
