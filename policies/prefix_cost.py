@@ -62,12 +62,14 @@ class PrefixCost:
         tokens, matched = request.tokens, request.matched
         if len(replicas) > self.compare:
             replicas = shortlist(replicas, matched, request.affinity, self.compare, rng)
-        best, alpha = 0, self.alpha
-        if matched:
-            best = max([matched.get(replica.name, 0) for replica in replicas])
-            if 2 * best < tokens:
-                alpha *= max(0.0, 4 * best / tokens - 1)
-        fleet_rate = sum([replica.prefill_rate for replica in replicas]) / len(replicas)
+        best, rates, alpha = 0, 0.0, self.alpha
+        for replica in replicas:
+            rates += replica.prefill_rate
+            if matched and (held := matched.get(replica.name, 0)) > best:
+                best = held
+        if matched and 2 * best < tokens:
+            alpha *= max(0.0, 4 * best / tokens - 1)
+        fleet_rate = rates / len(replicas)
         alpha /= fleet_rate
         balance, per_decode = self.balance / fleet_rate, 1.0 / self.decode_share
         costs = []

@@ -189,12 +189,18 @@ class Exchanges:
             route.session = xxhash.xxh3_64_hexdigest(session)
         work.router, work.pool = self._by_policy, model.pool
         work.ask_usage = self._ask_usage and parsed.usage_splice and (coding is None or model.alias)
-        keying = await self._key(endpoint, plain, parsed, model.pool, is_large=is_large)
+        pool = model.pool
+        if is_large or pool.engine_tokens is not None:
+            keying = await self._key_apart(endpoint, plain, parsed, pool)
+        else:
+            keying = self._begin(parsed, pool)
+            if keying is not None and not keying.done:
+                await self._reader.finish(keying)
         if keying is not None:
             work.keying = keying
             route.keys = keying.keys
             route.tokens = record.prompt_tokens = keying.tokens
-            route.block_tokens = model.pool.block_tokens(keying)
+            route.block_tokens = pool.block_tokens(keying)
             route.exact = keying.counts_exactly
             route.affinity = keying.affinity
         record.group = self._seen.group(route.keys, route.block_tokens)
@@ -202,27 +208,31 @@ class Exchanges:
         if named is not None:
             record.group = self._groups.get(named, OTHER)
 
-    async def _key(
-        self, endpoint: Endpoint, body: bytes, parsed: Parsed, pool: ModelPool, *, is_large: bool
-    ) -> Keying | None:
-        """The keys of a prompt; None, and counted, if it has none."""
+    def _begin(self, parsed: Parsed, pool: ModelPool) -> Keying | None:
+        """The keys of a prompt, all of them unless it is long; None, and counted, if it has none."""
         if parsed.prompt is None or pool.keyer is None:
             self._metrics.load_only.add(("prompt" if parsed.prompt is None else "tokenizer",))
             return None
-        if is_large or pool.engine_tokens is not None:
-            keying = await self._reader.begin(endpoint, body, parsed, pool)
-            if keying is None:
-                return None
-        else:
-            keying = pool.keyer.begin(parsed)
+        return self._checked(pool.keyer.begin(parsed))
+
+    async def _key_apart(
+        self, endpoint: Endpoint, body: bytes, parsed: Parsed, pool: ModelPool
+    ) -> Keying | None:
+        """The keys of a prompt that is not keyed on the event loop; None, and counted, if it has none."""
+        if parsed.prompt is None or pool.keyer is None:
+            return self._begin(parsed, pool)
+        begun = await self._reader.begin(endpoint, body, parsed, pool)
+        keying = None if begun is None else self._checked(begun)
+        if keying is not None and not keying.done:
+            await self._reader.finish(keying)
+        return keying
+
+    def _checked(self, keying: Keying) -> Keying | None:
         if not keying.is_understood:
             self._metrics.load_only.add(("template",))
             return None
-        if not keying.done:
-            if keying.pending <= INLINE_CHARACTERS:
-                keying.run()
-            else:
-                await self._reader.finish(keying)
+        if not keying.done and keying.pending <= INLINE_CHARACTERS:
+            keying.run()
         return keying
 
     def _pass_on(self, work: Work) -> None:
