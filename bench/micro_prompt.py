@@ -28,6 +28,7 @@ from typing import Any
 from bench.prompts import WORDS
 from proxy.prompt.keyer import Keyer
 from proxy.prompt.parse import Endpoint, Parsed, parse
+from proxy.prompt.prompts import Chat
 from proxy.prompt.template import Template
 from proxy.prompt.tokenizer import Tokenizer, load
 
@@ -49,15 +50,16 @@ def rows(tokenizer: str | Path | None = None) -> list[Row]:
     if template is None:
         raise ValueError(f"{source} has no chat template")
     of = f"{loaded.backing}, {template.engine}"
-    warm, parsing = _warm(loaded, template)
+    warm, rendering, parsing = _warm(loaded, template)
     thread, stall = _cold(loaded, template)
     return [
         _row(
-            f"keys of turn {TURNS} of a conversation, {CONVERSATION // 1000}k tokens, warm ({of})",
-            warm,
+            f"tokens and keys of turn {TURNS} of a conversation, {CONVERSATION // 1000}k tokens, warm ({of})",
+            warm - rendering,
             "ms",
             1.5,
         ),
+        _row("rendering its template before that", rendering, "ms", None),
         _row(f"parsing its body, {CONVERSATION // 1000}k tokens", parsing, "ms", None),
         _row(f"keys of {PROMPT // 1000}k tokens, cold: thread time ({of})", thread, "ms", 12.0),
         _row(f"keys of {PROMPT // 1000}k tokens, cold: event-loop stall", stall, "ms", 5.0),
@@ -106,11 +108,11 @@ def _chat(messages: list[dict[str, str]]) -> bytes:
     return json.dumps({"model": "m", "stream": True, "messages": messages}).encode()
 
 
-def _warm(tokenizer: Tokenizer, template: Template) -> tuple[float, float]:
-    """Milliseconds to keys of the last turn, the ones before being known; and to read its body."""
+def _warm(tokenizer: Tokenizer, template: Template) -> tuple[float, float, float]:
+    """Milliseconds to keys of the last turn, those before being known; to render it; to read its body."""
     messages = _conversation(tokenizer)
     before, last = _chat(messages[:-2]), _chat(messages)
-    times, parsing = [], []
+    times, rendering, parsing = [], [], []
     for _ in range(REPEATS):
         keyer = _keyer(tokenizer, template)
         keyer.begin(parse(Endpoint.CHAT, before)).run()
@@ -122,7 +124,11 @@ def _warm(tokenizer: Tokenizer, template: Template) -> tuple[float, float]:
         keying = keyer.begin(parsed)
         keying.run()
         times.append(time.perf_counter() - started)
-    return median(times) * 1e3, median(parsing) * 1e3
+        assert isinstance(parsed.prompt, Chat)
+        started = time.perf_counter()
+        template.render(parsed.prompt, str)
+        rendering.append(time.perf_counter() - started)
+    return median(times) * 1e3, median(rendering) * 1e3, median(parsing) * 1e3
 
 
 def _cold(tokenizer: Tokenizer, template: Template) -> tuple[float, float]:
