@@ -86,6 +86,8 @@ class Probes:
                 await self._look(spec)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             alive = False
+            if not replica.description.models and not self._misses.get(spec.name):
+                logger.warning("replica %s cannot be used yet, and is asked again: %s", spec.name, error)
             logger.debug("probe of %s: %r", spec.name, error)
             if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
                 error.os_error, ConnectionRefusedError
