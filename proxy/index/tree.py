@@ -105,9 +105,16 @@ class Tree:
         self.root = Run(array("Q"), None)
         self.blocks = 0
         self.runs = 0
+        self._walked: tuple[array[int] | None, tuple[list[Run], int, int]] = (None, ([], 0, 0))
 
     def walk(self, keys: array[int]) -> tuple[list[Run], int, int]:
-        """The runs along `keys`, the blocks matched in all of them, and in the last of them."""
+        """The runs along `keys`, the blocks matched in all of them, and in the last of them.
+
+        A match is followed by a prediction of the same keys: the last walk is remembered until runs change.
+        """
+        walked, found = self._walked
+        if walked is keys:
+            return found
         path: list[Run] = []
         run, depth, matched, end = self.root, 0, 0, len(keys)
         while depth < end and matched == len(run.keys):
@@ -118,10 +125,16 @@ class Tree:
             path.append(run)
             matched = run.common(keys, depth)
             depth += matched
-        return path, depth, matched
+        found = path, depth, matched
+        self._walked = keys, found
+        return found
+
+    def _forget_walk(self) -> None:
+        self._walked = (None, ([], 0, 0))
 
     def grow(self, path: list[Run], keys: array[int]) -> None:
         """Store `keys`, not empty, below the whole of `path`: in place where nothing branches off yet."""
+        self._forget_walk()
         self.blocks += len(keys)
         parent = path[-1] if path else self.root
         if path and not parent.children:
@@ -134,6 +147,7 @@ class Tree:
 
     def split(self, run: Run, at: int) -> Run:
         """Make two runs of one; the new one takes the first `at` blocks, `run` keeps the rest."""
+        self._forget_walk()
         parent = run.parent
         assert parent is not None
         upper = Run(run.keys[:at], parent)
@@ -155,6 +169,7 @@ class Tree:
 
     def merge(self, run: Run) -> bool:
         """Undo a split whose other branch is gone, if no order of use is lost by it. True if done."""
+        self._forget_walk()
         upper = run.parent
         if upper is None or upper.parent is None:
             return False
@@ -187,6 +202,7 @@ class Tree:
 
     def cut(self, holder: Holder, hold: Hold, keep: int) -> None:
         """`holder`, who holds nothing below this run, keeps the first `keep` blocks of its hold on it."""
+        self._forget_walk()
         run, had = hold.run, hold.blocks
         holder.blocks -= had - keep
         if keep:
