@@ -91,7 +91,7 @@ async def keep_running(console: Console, proxy: str, engines: Sequence[str]) -> 
     console.print("\n[bold]Running until Ctrl-C.[/] Things to try:\n")
     for line in (
         f"curl -i {proxy}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-        f"curl -s {proxy}/admin/route -H 'Content-Type: application/json' -d '{body}'",
+        f"curl -s {proxy}/admin/replicas",
         f"curl -s {proxy}/ready",
         f"curl -s {proxy}/metrics | grep ^warmroute_",
         f"curl -s {engines[0]}/metrics | grep ^vllm:",
