@@ -81,5 +81,7 @@ class ModelPool:
             if self.keyer.mode == "bytes":
                 self.keyer.learn_ratio(keying.characters, reported)
             return False
+        if self.keyer.mode != "exact":  # given up already; this was keyed before, or came as token ids
+            return False
         self._mismatches = 0 if keying.tokens == reported else self._mismatches + 1
         return self._mismatches >= MISMATCHES

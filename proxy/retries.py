@@ -20,12 +20,12 @@ class RetryBudget:
 
     def request(self, now: float) -> None:
         """A request has come."""
-        self._total += 1
-        self._now += 1
         if now - self._second >= 1.0:
             self._requests.append((self._second, self._now))
             self._second, self._now = now, 0
             self._expire(now)
+        self._total += 1
+        self._now += 1
 
     def take(self, now: float) -> bool:
         """Take one retry, if there is one."""

@@ -23,6 +23,14 @@ def test_H02_retries_are_a_share_of_recent_requests_and_never_below_the_floor():
     assert sum(budget.take(60.0) for _ in range(100)) == FLOOR
 
 
+def test_H02_a_request_after_a_pause_counts_for_now_and_not_for_then():
+    budget = RetryBudget(1.0)
+    for number in range(5 * FLOOR):
+        budget.request(100.0 + number / 100)
+    budget.request(500.0)
+    assert budget._total == 1
+
+
 def test_traffic_is_classed_by_the_start_of_the_prompt():
     seen = Seen()
     keys = array("Q", range(100))
