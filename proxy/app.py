@@ -18,13 +18,13 @@ from proxy import logs, probes
 from proxy.admin import Admin
 from proxy.attempt import Hop
 from proxy.config import Settings
-from proxy.connection import HttpServer
 from proxy.dispatch import Dispatcher
 from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
 from proxy.ledger import FLUSH_SECONDS, Ledger
+from proxy.listener import Listener
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
 from proxy.pools import Pools
@@ -86,9 +86,11 @@ class Proxy:
         )
         admin = Admin(settings, self.fleet, self.index, self.pools, self._http)
         self._server = Server(settings, self.fleet, self.pools, exchanges, self.ledger, admin)
-        self._http_server = HttpServer(
+        self._clients = Listener(
             self._server.handle,
+            exchanges.answer,
             header_bytes=int(settings.limits.header_bytes),
+            body_bytes=int(settings.limits.body_bytes),
             keepalive_seconds=settings.timeouts.client_keepalive,
         )
         self._listener: asyncio.Server | None = None
@@ -128,7 +130,7 @@ class Proxy:
         self._tasks.every("ledger", FLUSH_SECONDS, self.ledger.flush)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            self._http_server, settings.host, settings.port, backlog=BACKLOG
+            self._clients, settings.host, settings.port, backlog=BACKLOG
         )
         return self
 
@@ -147,7 +149,7 @@ class Proxy:
                 last.callback(pool.close)
             last.push_async_callback(self._tasks.close)
             last.callback(self.ledger.flush)
-            last.push_async_callback(self._http_server.shutdown, 0.1)
+            last.push_async_callback(self._clients.shutdown, 0.1)
             if self._listener is not None:
                 self._listener.close()
             try:
@@ -162,6 +164,7 @@ class Proxy:
 
     def _sweep(self) -> None:
         self._dispatcher.sweep()
+        self._clients.sweep()
         for pool in self._upstreams.values():
             pool.sweep()
 

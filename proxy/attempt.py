@@ -20,8 +20,8 @@ from time import monotonic
 from aiohttp import web
 
 from proxy import http1
+from proxy.answers import RELAYED, RELAYED_LAST
 from proxy.config import Settings
-from proxy.connection import RELAYED, RELAYED_LAST, ClientConnection
 from proxy.errors import NoReplica, ProxyError, UpstreamFailed, UpstreamTimeout
 from proxy.fleet import Fleet, Replica
 from proxy.metrics import Metrics
@@ -31,6 +31,7 @@ from proxy.prompt.keying import Keying
 from proxy.prompt.parse import splice_stream_usage
 from proxy.record import Record
 from proxy.relay import Ending, Limits, Relay
+from proxy.request import Request
 from proxy.retries import RetryBudget
 from proxy.router import Lease, Router, RouteRequest
 from proxy.upstream import Pool, UpstreamConnection
@@ -45,11 +46,9 @@ USAGE_ENGINES = frozenset(("vllm", "sglang", "llama_cpp"))
 class Work:
     """A request that is ready to be sent."""
 
-    request: web.BaseRequest
+    request: Request
     record: Record
     router: Router
-    target: bytes
-    """Path and query."""
     fields: list[tuple[bytes, bytes]]
     body: bytes
     has_body: bool
@@ -148,8 +147,6 @@ class Attempt:
         """Send the request; the relay's `done` tells how it ends."""
         work, record = self._work, self._work.record
         request = work.request
-        client = request.protocol
-        assert isinstance(client, ClientConnection)
         body = work.body
         if work.ask_usage and self._replica.reports_cached is not False:
             self._asked_usage = self._replica.description.engine in USAGE_ENGINES
@@ -157,20 +154,20 @@ class Attempt:
                 body = splice_stream_usage(body)
         head = http1.request_head(
             request.method.encode(),
-            work.target,
+            request.target,
             self.pool.host,
             work.fields,
             len(body) if work.has_body else None,
         )
         relay = self._relay = Relay(
             connection,
-            client,
+            request.client,
             self._hop.limits,
             self._hop.loop,
             respond=self._respond,
             on_first_token=self._lease.first_token,
             is_head=request.method == "HEAD",
-            http10=request.version.minor == 0,
+            http10=request.http10,
             hide_usage=self._asked_usage,
             client_keep_alive=request.keep_alive,
         )
@@ -279,9 +276,7 @@ class Attempt:
 
     def _cut(self) -> web.StreamResponse:
         """Part of an answer was sent and the rest will not come: the client must not take it for whole."""
-        client = self._work.request.protocol
-        assert isinstance(client, ClientConnection)
-        client.reset()
+        self._work.request.client.reset()
         return RELAYED_LAST
 
     def _close_lease(self) -> None:

@@ -9,20 +9,21 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.errors import BadRequest, ClientGone, ExpectationFailed, TooLarge
+from proxy.request import Request
 
 _WINDOW = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 """Window bits for zlib; 16 more than the largest window asks for gzip's wrapper."""
 
 
-def at_once(request: web.BaseRequest, limit: int) -> bytes | None:
-    """The whole body if it came with the head, as small ones do; None if it must be waited for."""
-    content = request.content
-    if not content.is_eof() or content.exception() is not None:
-        return None
-    body = content.read_nowait()
-    if len(body) > limit:
+async def whole(request: Request, limit: int) -> bytes:
+    """A request's body. Raises TooLarge, and what `read` raises."""
+    if request.unread is not None:
+        request.body = await read(request.unread, limit)
+        request.unread = None
+    assert request.body is not None
+    if len(request.body) > limit:
         raise TooLarge(_too_large(limit))
-    return body
+    return request.body
 
 
 async def read(request: web.BaseRequest, limit: int) -> bytes:

@@ -14,9 +14,9 @@ import xxhash
 from aiohttp import web
 
 from proxy import bodies
+from proxy.answers import RELAYED_LAST, answer
 from proxy.attempt import Work
 from proxy.config import Settings
-from proxy.connection import RELAYED_LAST, answer
 from proxy.dispatch import Dispatcher
 from proxy.errors import ClientGone, InternalError, ProxyError
 from proxy.http1 import forwardable
@@ -29,6 +29,7 @@ from proxy.prompt.keying import Keying
 from proxy.prompt.parse import Endpoint, Parsed, parse, splice_model
 from proxy.reader import INLINE_CHARACTERS, LARGE_BODY, Reader
 from proxy.record import Record
+from proxy.request import Request
 from proxy.router import Router
 from proxy.traffic import OTHER, Seen
 
@@ -98,22 +99,19 @@ class Exchanges:
             self._own_auth = [(b"Authorization", b"Bearer " + key)]
             self._drop |= _AUTHORIZATION
 
-    async def answer(
-        self, request: web.BaseRequest, endpoint: Endpoint | None, target: str
-    ) -> web.StreamResponse:
+    async def answer(self, request: Request, endpoint: Endpoint | None) -> web.StreamResponse:
         """Answer a request: routed by its prompt, or, without an endpoint, passed on by load.
 
         Whatever happens is turned into an answer, and told once it has ended.
         """
-        fields, noted = forwardable(request.raw_headers, self._drop)
+        fields, noted = forwardable(request.fields, self._drop)
         record = self._record(noted, endpoint)
         try:
-            body = None if b"expect" in noted else bodies.at_once(request, self._body_limit)
-            if body is None:
-                body = await bodies.read(request, self._body_limit)
+            body = request.body
+            if body is None or len(body) > self._body_limit:
+                body = await bodies.whole(request, self._body_limit)
             has_body = bool(body) or request.method in _WITH_BODY
-            path = target.encode("utf-8", "surrogateescape")
-            work = Work(request, record, self._by_load, path, fields, body, has_body)
+            work = Work(request, record, self._by_load, fields, body, has_body)
             if endpoint is None:
                 self._pass_on(work)
             else:
@@ -154,9 +152,9 @@ class Exchanges:
             record.priority = PRIORITIES.get(priority.strip().lower(), record.priority)
         return record
 
-    def _refuse(self, request: web.BaseRequest, error: ProxyError, record: Record) -> web.StreamResponse:
+    def _refuse(self, request: Request, error: ProxyError, record: Record) -> web.StreamResponse:
         response = answer(error)
-        if not request.content.is_eof():  # what is left of the body is not worth reading
+        if request.unread is not None:  # what is left of the body is not worth reading
             response.force_close()
         response.headers["x-request-id"] = record.id
         if record.attempts:
@@ -237,7 +235,7 @@ class Exchanges:
 
     def _pass_on(self, work: Work) -> None:
         """Find the model that a request names which is only passed on."""
-        kind = work.request.content_type
+        kind = work.request.field(b"content-type").partition(b";")[0].strip().lower().decode("latin-1")
         asked = _model_of(work.body, kind)
         if asked is None:
             return

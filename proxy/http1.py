@@ -5,7 +5,7 @@ Must never accept a message whose end two parsers could see in different places:
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,6 +32,11 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 _PLAIN_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
+# A line of a request: no control characters in its value, and no space around it but one.
+_PLAIN_FIELD = re.compile(
+    rb"\r\n([!#$%&'*+.^_`|~0-9A-Za-z-]+): ?([!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?|)(?=\r\n)"
+)
+_LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,18})\r\n")
 
 
 class Malformed(Exception):
@@ -98,6 +103,58 @@ def parse_response_head(head: bytes) -> ResponseHead:
             keep_alive = True
         fields = [field for field in fields if field[0] not in named]
     return ResponseHead(int(status_line[2]), status_line[3] or b"", fields, length, chunked, keep_alive)
+
+
+class PlainHead:
+    """The head of a plain request; see `plain_head`."""
+
+    __slots__ = ("fields", "keep_alive", "length", "line", "size")
+
+    def __init__(self, line: bytes, fields: list[tuple[bytes, bytes]], size: int, length: int) -> None:
+        self.line = line
+        self.fields = fields
+        """(name as sent, value), in order."""
+        self.size = size
+        """Bytes, the empty line included."""
+        self.length = length
+        """Bytes of the body."""
+        self.keep_alive = True
+
+
+def plain_head(data: bytes, lines: Container[bytes], most: int, longest: int) -> PlainHead | None:
+    """Read the head that `data` begins with, if it is all there and plain; None if anything is unusual.
+
+    Plain is: a request line that is one of `lines`; at most `most` bytes; one Host; one Content-Length of 1
+    to `longest` bytes; no Transfer-Encoding, Expect or Upgrade; a Connection of keep-alive or close, if any;
+    every line one well-formed field.
+    """
+    start, end = data.find(b"\r\n"), data.find(b"\r\n\r\n")
+    line = data[:start]
+    if line not in lines or end < 0 or end > most or start == end:
+        return None
+    block = data[start : end + 2]
+    fields = _PLAIN_FIELD.findall(block)
+    low = block.lower()
+    length = _LENGTH.search(low)
+    if (
+        length is None
+        or len(fields) + 1 != block.count(b"\r\n")
+        or low.count(b"\r\ncontent-length:") != 1
+        or low.count(b"\r\nhost:") != 1
+        or b"\r\ntransfer-encoding:" in low
+        or b"\r\nexpect:" in low
+        or b"\r\nupgrade:" in low
+        or not 0 < int(length[1]) <= longest
+    ):
+        return None
+    head = PlainHead(line, fields, end + 4, int(length[1]))
+    if b"\r\nconnection:" in low:
+        asked = [value.lower() for name, value in fields if name.lower() == b"connection"]
+        if asked == [b"close"]:
+            head.keep_alive = False
+        elif asked != [b"keep-alive"]:
+            return None
+    return head
 
 
 def tokens(value: bytes) -> set[bytes]:

@@ -10,14 +10,16 @@ import msgspec
 from aiohttp import web
 
 from proxy.admin import Admin
+from proxy.answers import SERVER, answer
 from proxy.config import Settings
-from proxy.connection import SERVER, answer
+from proxy.connection import ClientConnection
 from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.ledger import Ledger
 from proxy.pools import Pools
 from proxy.prompt.parse import Endpoint
+from proxy.request import Request
 
 PASSED = frozenset(("/tokenize", "/detokenize"))
 CONTROL = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
@@ -61,7 +63,7 @@ class Server:
         if endpoint is not None:
             if request.method != "POST":
                 return answer(MethodNotAllowed(f"{path} takes POST"))
-            return await self._exchanges.answer(request, endpoint, target)
+            return await self._exchanges.answer(general(request, target), endpoint)
         local = self._local.get(path)
         try:
             if local is not None:
@@ -73,7 +75,7 @@ class Server:
         except ProxyError as error:
             return answer(error)
         if self._may_pass(path):
-            return await self._exchanges.answer(request, None, target)
+            return await self._exchanges.answer(general(request, target), None)
         return answer(
             NotFound(f"nothing is served here; WARMROUTE_PASSTHROUGH={path} would pass it on"[:200])
         )
@@ -109,6 +111,23 @@ class Server:
 
     async def _models(self, _: web.BaseRequest) -> web.Response:
         return _json({"object": "list", "data": self._pools.cards()})
+
+
+def general(request: web.BaseRequest, target: str) -> Request:
+    """A request that aiohttp read; its body is here if it came with the head, as small ones do."""
+    client, content = request.protocol, request.content
+    assert isinstance(client, ClientConnection)
+    whole = content.is_eof() and content.exception() is None and "Expect" not in request.headers
+    return Request(
+        client,
+        request.method,
+        target.encode("utf-8", "surrogateescape"),
+        request.raw_headers,
+        content.read_nowait() if whole else None,
+        keep_alive=request.keep_alive,
+        http10=request.version.minor == 0,
+        unread=None if whole else request,
+    )
 
 
 def _json(body: object, status: int = 200) -> web.Response:
