@@ -21,12 +21,14 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     StringConstraints,
+    field_serializer,
     field_validator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from policies import registry
+from proxy import redis_url
 from proxy.spec import Frozen, ReplicaSpec, Text, parse_json, parse_replicas, split_commas
 
 MASK = "**********"
@@ -38,9 +40,6 @@ LATER = frozenset(
         "canary",
         "priority",
         "record",
-        "redis_timeout_ms",
-        "replicas.kv_events",
-        "replicas.kv_replay",
         "salt_per_key",
         "trusted_proxies",
         "workers",
@@ -132,13 +131,20 @@ class Settings(BaseSettings):
     replicas: Annotated[tuple[ReplicaSpec, ...], BeforeValidator(parse_replicas)] = ()
     """comma-separated URLs, or JSON objects
     {"url", "name", "engine": "vllm"|"sglang"|"llama_cpp"|"openai", "model", "capacity" (KV blocks),
-    "block_size", "max_seqs"}; what is absent is asked of the replica"""
-    redis_url: str = "none"
-    """none: the index lives in this process"""
+    "block_size", "max_seqs", "kv_events" and "kv_replay" (tcp://host:port, of the engine's KV events and of
+    their replay)}; what is absent is asked of the replica"""
+    redis_url: str = Field("embedded", repr=False)
+    """where proxies share their index: redis://user:password@host:port/db, rediss:// (TLS; with
+    ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE as in redis-py), redis+sentinel://host:port,…/service,
+    redis+cluster://host:port,…; embedded: a private Valkey, run by this process; none: the index is this
+    process's alone"""
+    redis_timeout_ms: PositiveFloat = 2.0
+    """milliseconds that anything on a request's path may wait for Redis; today nothing there waits for it"""
     namespace: Name = "warmroute"
     """proxies that share it share an index"""
     secret: SecretStr = Field(default_factory=lambda: SecretStr(secrets.token_hex(32)))
-    """seeds the block keys; made anew at each start when absent"""
+    """seeds the block keys: the same for all proxies on a shared Redis, and required there; else made anew at
+    each start when absent"""
     secret_file: Path | None = None
     """file that holds the secret"""
     upstream_api_key: SecretStr | None = None
@@ -226,10 +232,15 @@ class Settings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _no_redis_yet(cls, value: str) -> str:
-        if value != "none":
-            raise ValueError("is not in this version yet; the index is in this process: none")
-        return value
+    def _well_formed(cls, value: str) -> str:
+        if MASK in value:
+            raise ValueError("holds the mask that --print-config prints; give the password itself")
+        redis_url.parse(value)
+        return value.strip()
+
+    @field_serializer("redis_url", when_used="json")
+    def _without_passwords(self, value: str) -> str:
+        return redis_url.masked(value, MASK)
 
     @field_validator("replicas")
     @classmethod
@@ -254,4 +265,9 @@ class Settings(BaseSettings):
         registry.create(self.policy, self.policy_params)
         if self.replace_auth and self.upstream_api_key is None:
             raise ValueError("replace_auth needs a key to send: set upstream_api_key")
+        if redis_url.parse(self.redis_url).shared and "secret" not in self.model_fields_set:
+            raise ValueError(
+                "redis_url names a Redis that is shared, and every proxy on it needs the same secret: set "
+                "WARMROUTE_SECRET or WARMROUTE_SECRET_FILE to one long random text on all of them"
+            )
         return self

@@ -223,7 +223,7 @@ def _sentences(error: ValidationError, origins: Mapping[str, str]) -> list[str]:
             faults[_unknown_member(subject, str(fault["loc"][-1]))] = []
         else:
             shown = repr(fault["input"])
-            if not is_secret(path) and "@" not in shown:
+            if not is_secret(path) and "@" not in shown and "password" not in shown:
                 subject += f" is {shown[:77] + '...' if len(shown) > 80 else shown}"
             faults.setdefault(subject, []).append(reason)
     return [

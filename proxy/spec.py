@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, StringConstraints, field_validator, model_validator
 
+_FEED = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[^\s:/@?#\[\]]+):(\d{1,5})", re.ASCII)
 _ADDRESS = re.compile(r"\s*https?://(?:[^@/]*@)?([\w.:\[\]-]+)(?:[/?#\s]|$)", re.ASCII)
 Text = Annotated[str, StringConstraints(min_length=1)]
 
@@ -38,6 +39,10 @@ class ReplicaSpec(Frozen):
     """Tokens per block."""
     max_seqs: PositiveInt | None = None
     """Sequences that it runs at once."""
+    kv_events: Text | None = None
+    """`tcp://host:port` where its engine publishes KV events; of the first rank if it has several."""
+    kv_replay: Text | None = None
+    """`tcp://host:port` where its engine replays them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -66,6 +71,18 @@ class ReplicaSpec(Frozen):
         if url.path not in ("", "/") or url.query or url.fragment:
             raise ValueError("should end after the port; every request brings its own path")
         return f"{url.scheme}://{url.netloc.lower()}"
+
+    @field_validator("kv_events", "kv_replay")
+    @classmethod
+    def _can_be_connected_to(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        found = _FEED.fullmatch(value.strip())
+        if found is None or not 0 < int(found[2]) < 65536:
+            raise ValueError("should be tcp://host:port")
+        if found[1] in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - refused, not bound
+            raise ValueError("is what the engine binds; name the replica's own host instead")
+        return value.strip()
 
 
 def parse_json(text: str) -> Any:

@@ -34,6 +34,7 @@ SAMPLES = {
     "port": "9000",
     "replicas": "http://one:8000,http://two:8000",
     "redis_url": "none",
+    "redis_timeout_ms": "1.5",
     "namespace": "other",
     "secret": "s1",
     "secret_file": "{file}",
@@ -115,7 +116,7 @@ def test_one_name_everywhere(path, tmp_path):
     first, second, third = (value_at(loaded, path) for loaded in loads)
     assert first == second == third
     assert [loaded.origins[path] for loaded in loads] == [flag(path), variable(path), f"`{path}` in {config}"]
-    if path not in ("redis_url", "replace_auth"):  # their only value is the default, or needs another setting
+    if path != "replace_auth":  # its other value needs another setting
         assert first != value_at(load(read_flags([]), empty), path)
 
 
@@ -202,10 +203,59 @@ def test_what_is_not_built_yet_is_refused(path):
         assert refused(variables={variable(path) + "__X": "1"}).endswith("leave it out")
 
 
-def test_redis_is_not_built_yet():
-    assert refused({"redis-url": "embedded"}) == (
-        "--redis-url is 'embedded': it is not in this version yet; the index is in this process: none"
-    )
+@pytest.mark.parametrize("given", [None, "embedded", "none"])
+def test_a_redis_of_its_own_needs_no_secret(given):
+    loaded = settings({"redis-url": given} if given else {})
+    assert loaded.settings.redis_url == (given or "embedded")
+    assert loaded.settings.secret.get_secret_value()
+
+
+REDIS = [
+    "redis://redis:6379/3",
+    "rediss://:hunter2@redis",
+    "redis+sentinel://u:hunter2@a:1,b:2/primary?sentinel_password=hunter2",
+    "redis+cluster://u:hunter2@a:1,b:2",
+]
+
+
+@pytest.mark.parametrize("url", REDIS)
+def test_a_shared_redis_needs_the_secret_that_its_proxies_share(url, tmp_path):
+    message = refused({"redis-url": url})
+    assert "every proxy on it needs the same secret: set WARMROUTE_SECRET or WARMROUTE_SECRET_FILE" in message
+    assert "hunter2" not in message
+    file = tmp_path / "secret"
+    file.write_text("seed")
+    for flags in ({"secret": "seed"}, {"secret-file": str(file)}):
+        assert settings({"redis-url": url, **flags}).settings.redis_url == url
+
+
+@pytest.mark.parametrize("url", REDIS[1:])
+def test_the_password_of_redis_is_never_shown(url, tmp_path):
+    loaded = settings({"redis-url": url, "secret": "seed"})
+    shown = effective(loaded)
+    assert "hunter2" not in shown + repr(loaded.settings) + str(loaded)
+    assert url.replace("hunter2", MASK) in shown
+    config = tmp_path / "w.yaml"
+    config.write_text(shown)
+    assert "holds the mask that --print-config prints" in refused({"secret": "seed"}, file=config)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:hunter2@one:0",
+        "redis://one?ssl_password=hunter2",
+        "redis+sentinel://a?sentinel_password=hunter2",
+        "redis://hunter2@one",
+        "http://u:hunter2@one",
+        "redis://u:hunter2@one/x",
+        "redis://u:hunter2@[one",
+    ],
+)
+def test_a_wrong_redis_url_is_told_without_its_password(url):
+    message = refused({"redis-url": url, "secret": "seed"})
+    assert message.startswith("--redis-url")
+    assert "hunter2" not in message
 
 
 @pytest.mark.parametrize(
@@ -229,6 +279,9 @@ def test_redis_is_not_built_yet():
         ({"replace-auth": "true"}, ("replace_auth", "set upstream_api_key")),
         ({"tokenizer": "./no/such"}, ("--tokenizer is './no/such'", "directory")),
         ({"secret-file": "/no/such"}, ("secret_file", "/no/such", "No such file")),
+        ({"redis-timeout-ms": "0"}, ("--redis-timeout-ms is '0'", "greater than 0")),
+        ({"redis-url": "redis"}, ("--redis-url is 'redis'", "embedded, none", "redis+cluster://")),
+        ({"redis-url": "redis://one?dbb=1"}, ("'dbb'", "did you mean db?")),
         ({"replicas": "one:8000"}, ("url is 'one:8000'", "http://")),
         ({"replicas": "http://"}, ("http://host:port",)),
         ({"replicas": "http://one:0"}, ("port",)),
@@ -245,6 +298,9 @@ def test_redis_is_not_built_yet():
         ({"replicas": '{"url": "http://a", "engine": "tgi"}'}, ("engine is 'tgi'", "'vllm'")),
         ({"replicas": '{"url": "http://a", "capacity": -1}'}, ("capacity is -1",)),
         ({"replicas": '{"url": "http://a", "name": "a/b"}'}, ("name is 'a/b'",)),
+        ({"replicas": '{"url": "http://a", "kv_events": "a:5557"}'}, ("kv_events is 'a:5557'", "tcp://host")),
+        ({"replicas": '{"url": "http://a", "kv_replay": "tcp://a:0"}'}, ("kv_replay is", "tcp://host:port")),
+        ({"replicas": '{"url": "http://a", "kv_events": "tcp://*:5557"}'}, ("binds", "replica's own host")),
         (
             {"replicas": '{"url": "http://a", "name": "x"}, {"url": "http://b", "name": "x"}'},
             ("name x twice",),
@@ -307,7 +363,7 @@ def test_replicas_as_urls_and_as_objects():
     assert (plain.url, plain.name) == ("http://one:8000", "one:8000")
     assert (other.url, other.name) == ("https://two", "two")
     given = {"url": "http://a:1", "name": "a", "engine": "sglang", "model": "m", "capacity": 9}
-    given |= {"block_size": 64, "max_seqs": 256}
+    given |= {"block_size": 64, "max_seqs": 256, "kv_events": "tcp://a:5557", "kv_replay": "tcp://[::1]:5558"}
     for text in (json.dumps(given), json.dumps([given])):
         (replica,) = settings({"replicas": text}).settings.replicas
         assert replica.model_dump() == given
