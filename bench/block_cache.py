@@ -25,6 +25,8 @@ class BlockCache:
         if blocks < 1:
             raise ValueError("a cache needs at least one block")
         self.blocks = blocks
+        self.evicted: list[int] | None = None
+        """Keys that were given up, oldest first, where somebody sets a list to keep them in."""
         self._references: dict[int, int] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._anonymous = 0
@@ -55,17 +57,19 @@ class BlockCache:
         """How many of these cached keys nobody holds, i.e. what pinning them would add to `pinned`."""
         return sum(key in self._evictable for key in keys)
 
-    def pin(self, key: int) -> None:
-        """Hold one more reference to the block of `key`, computing it if it is not cached."""
+    def pin(self, key: int) -> bool:
+        """Hold one more reference to the block of `key`; True if it was not cached and has to be computed."""
         held = self._references.get(key)
         if held is not None:
             self._references[key] = held + 1
-            return
-        if key in self._evictable:
-            del self._evictable[key]
-        else:
+            return False
+        new = key not in self._evictable
+        if new:
             self._make_room()
+        else:
+            del self._evictable[key]
         self._references[key] = 1
+        return new
 
     def release(self, key: int) -> None:
         """Give one reference back. The caller releases a sequence's keys last block first."""
@@ -97,4 +101,6 @@ class BlockCache:
             return
         if not self._evictable:
             raise OutOfBlocksError
-        self._evictable.popitem(last=False)
+        key, _ = self._evictable.popitem(last=False)
+        if self.evicted is not None:
+            self.evicted.append(key)

@@ -17,81 +17,48 @@ exactly one `done` or by `cancel`.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import ceil
-from typing import Literal, NamedTuple
 
 from bench.block_cache import BlockCache
+from bench.engine_events import Change, Source
+from bench.engine_sequence import EngineSequence, Step, TokenEvent
 from bench.profiles import PROFILES, EngineSpec, profile
 
 __all__ = ["PROFILES", "EngineModel", "EngineSpec", "TokenEvent", "profile"]
 
 
-class TokenEvent(NamedTuple):
-    """Something a client of the engine would see."""
-
-    request_id: str
-    time: float
-    """Seconds, on the clock of `submit` and `advance`."""
-    kind: Literal["first", "token", "done"]
-    """`first` and `token` are one output token each; `done` follows the last of them at the same time."""
-    cached_tokens: int
-    """Prompt tokens taken from the cache, the same in each event of a request."""
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    request_id: str
-    keys: Sequence[int]
-    prompt_tokens: int
-    output_tokens: int
-    computed: int = 0
-    produced: int = 0
-    cached: int = 0
-    blocks: list[int | None] = field(default_factory=list)
-    """What it holds, in order; None is a block without a key."""
-    cancelled: bool = False
-
-    @property
-    def final_tokens(self) -> int:
-        """Tokens in the cache at the end; the last output token is never computed."""
-        return self.prompt_tokens + max(0, self.output_tokens - 1)
-
-
-@dataclass(slots=True)
-class _Step:
-    start: float
-    seconds: float
-    count: int
-    """How often it repeats: more than once only if nothing but decoding happens meanwhile."""
-    prefilled: list[_Sequence]
-    """Sequences whose prompt is complete at the end of it."""
-    decoding: list[_Sequence]
-
-    @property
-    def end(self) -> float:
-        return self.start + self.seconds * self.count
-
-
 class EngineModel:
     """One replica. Calls must not go back in time; `submit` may be late by less than the arrival delay."""
 
-    def __init__(self, spec: EngineSpec, *, every_token: bool = True) -> None:
-        """`every_token=False` leaves `token` events out and runs quiet stretches of decoding in one go."""
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        every_token: bool = True,
+        changed: Callable[[list[Change]], None] | None = None,
+    ) -> None:
+        """`every_token=False` leaves `token` events out and runs quiet stretches of decoding in one go.
+
+        `changed` is told at the end of each step what that did to the cache, if it did anything.
+        """
         self.spec = spec
         self.every_token = every_token
         self.cache = BlockCache(spec.blocks)
+        self._changed = changed
+        self._changes: list[Change] = []
+        if changed is not None:
+            self.cache.evicted = []
         self.prompt_tokens = 0
         """Prompt tokens of requests admitted so far; the denominator of `cached_tokens`."""
         self.cached_tokens = 0
         self.output_tokens = 0
-        self._arriving: list[tuple[float, int, _Sequence]] = []
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._sequences: dict[str, _Sequence] = {}
-        self._step: _Step | None = None
+        self._arriving: list[tuple[float, int, EngineSequence]] = []
+        self._waiting: deque[EngineSequence] = deque()
+        self._running: list[EngineSequence] = []
+        self._sequences: dict[str, EngineSequence] = {}
+        self._step: Step | None = None
         self._free_at = float("-inf")
         """When the last step ended: a request handed over late cannot start before it."""
         self._reserved = 0
@@ -100,19 +67,25 @@ class EngineModel:
     # ---- what a client does ------------------------------------------------------------------------------
 
     def submit(
-        self, now: float, request_id: str, keys: Sequence[int], prompt_tokens: int, output_tokens: int
+        self,
+        now: float,
+        request_id: str,
+        keys: Sequence[int],
+        prompt_tokens: int,
+        output_tokens: int,
+        source: Source | None = None,
     ) -> None:
         """Hand a request over at `now`.
 
         `keys` are the chained keys of its full blocks: of the prompt, and after them of the output, as far as
         the caller knows it. Blocks without a key take room but are never found again. `output_tokens=0` is a
-        request that only reads its prompt (an embedding).
+        request that only reads its prompt (an embedding). `source` comes back with the changes it makes.
         """
         if prompt_tokens < 1 or output_tokens < 0:
             raise ValueError("a request has at least one prompt token and no negative output")
         if request_id in self._sequences:
             raise ValueError(f"request id {request_id!r} is in use")
-        sequence = _Sequence(request_id, keys, prompt_tokens, output_tokens)
+        sequence = EngineSequence(request_id, keys, prompt_tokens, output_tokens, source)
         if self._blocks_for(sequence.final_tokens) > self.spec.blocks:
             raise ValueError(f"{sequence.final_tokens} tokens do not fit into {self.spec.cache_tokens}")
         self._sequences[request_id] = sequence
@@ -187,7 +160,7 @@ class EngineModel:
         for sequence in decoding:
             self._compute(sequence, 1)
         budget -= len(decoding)
-        prefilled: list[_Sequence] = []
+        prefilled: list[EngineSequence] = []
         prefill_tokens = 0
         for sequence in self._running:
             chunk = min(sequence.prompt_tokens - sequence.computed, budget)
@@ -208,14 +181,14 @@ class EngineModel:
             self._step = None
             return
         seconds = self.spec.step_time(len(decoding), prefill_tokens)
-        self._step = _Step(now, seconds, 1, prefilled, decoding)
+        self._step = Step(now, seconds, 1, prefilled, decoding)
         admitting = self._waiting and len(self._running) < self.spec.max_seqs
         if not self.every_token and not prefill_tokens and not admitting:
             self._step.count = min(s.output_tokens - s.produced for s in decoding)
             if self._arriving:
                 self._cut_short(self._arriving[0][0])
 
-    def _admit(self, sequence: _Sequence) -> bool:
+    def _admit(self, sequence: EngineSequence) -> bool:
         """Match it against the cache and reserve its room; False if there is none yet."""
         size = self.spec.block_size
         hit = self.cache.match(sequence.keys, (sequence.prompt_tokens - 1) // size)
@@ -233,16 +206,17 @@ class EngineModel:
         self._running.append(sequence)
         return True
 
-    def _prefill(self, sequence: _Sequence, chunk: int, prefilled: list[_Sequence]) -> None:
+    def _prefill(self, sequence: EngineSequence, chunk: int, prefilled: list[EngineSequence]) -> None:
         self._compute(sequence, chunk)
         if sequence.computed >= sequence.prompt_tokens:
             prefilled.append(sequence)
 
-    def _compute(self, sequence: _Sequence, tokens: int) -> None:
+    def _compute(self, sequence: EngineSequence, tokens: int) -> None:
         """Take the blocks that the next `tokens` tokens go to; full ones can be shared from here on."""
         size, held = self.spec.block_size, sequence.blocks
         sequence.computed += tokens
         full = min(sequence.computed // size, len(sequence.keys))
+        first = full
         for index in range(max(0, len(held) - 1), full):
             if index == len(held):
                 self._reserved -= 1
@@ -251,14 +225,20 @@ class EngineModel:
                 self.cache.release_anonymous()
             else:
                 continue
-            self.cache.pin(sequence.keys[index])
+            if self.cache.pin(sequence.keys[index]):
+                # No block is cached without its parent, so those after a new one are new too.
+                first = min(first, index)
             held.append(sequence.keys[index])
         while len(held) < self._blocks_for(sequence.computed):
             self._reserved -= 1
             self.cache.pin_anonymous()
             held.append(None)
+        removed = self.cache.evicted
+        if removed is not None and (removed or first < full):
+            self.cache.evicted = []
+            self._changes.append(Change(removed, sequence.keys, first, full, sequence.source))
 
-    def _finish(self, step: _Step, events: list[TokenEvent]) -> None:
+    def _finish(self, step: Step, events: list[TokenEvent]) -> None:
         """The step is over: its tokens are out, whoever has all of them leaves."""
         self._step = None
         at = self._free_at = step.end
@@ -268,16 +248,19 @@ class EngineModel:
             self._produce(sequence, step.count, at, events)
         for sequence in step.prefilled:
             self._produce(sequence, min(1, sequence.output_tokens), at, events)
+        if self._changed is not None and self._changes:
+            changes, self._changes = self._changes, []
+            self._changed(changes)
         leaving = [s for s in self._running if s.cancelled or self._is_complete(s)]
         if leaving:
             self._running = [s for s in self._running if not s.cancelled and not self._is_complete(s)]
             for sequence in leaving:
                 self._release(sequence)
 
-    def _is_complete(self, sequence: _Sequence) -> bool:
+    def _is_complete(self, sequence: EngineSequence) -> bool:
         return sequence.computed >= sequence.prompt_tokens and sequence.produced >= sequence.output_tokens
 
-    def _produce(self, sequence: _Sequence, tokens: int, at: float, events: list[TokenEvent]) -> None:
+    def _produce(self, sequence: EngineSequence, tokens: int, at: float, events: list[TokenEvent]) -> None:
         if sequence.cancelled:
             return
         request_id, cached = sequence.request_id, sequence.cached
@@ -291,7 +274,7 @@ class EngineModel:
             events.append(TokenEvent(request_id, at, "done", cached))
             del self._sequences[request_id]
 
-    def _release(self, sequence: _Sequence) -> None:
+    def _release(self, sequence: EngineSequence) -> None:
         self._reserved -= self._blocks_for(sequence.final_tokens) - len(sequence.blocks)
         for key in reversed(sequence.blocks):
             if key is None:
