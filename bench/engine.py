@@ -9,141 +9,27 @@ For loopback only; it has no defence against a hostile client.
 
 import argparse
 import asyncio
-import dataclasses
+import json
 import os
 import signal
-import socket
-from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from aiohttp import web
+import zmq.asyncio
 
-from bench import engine_errors as errors
-from bench.engine_call import Call
-from bench.engine_dialects import Dialects
-from bench.engine_errors import ApiError, json_response
-from bench.engine_http import OpenAi
-from bench.engine_metrics import exposition
+from bench.engine_events import DIALECTS
+from bench.engine_feed import BUFFER_STEPS, Faults
 from bench.engine_prompt import TOKENIZER, EnginePrompt
-from bench.engine_replica import Identity, Replica
+from bench.engine_publisher import EventOptions
+from bench.engine_replica import Identity
+from bench.engine_running import RunningReplica
 from bench.profiles import PROFILES, EngineSpec, profile
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-MAX_BODY = 64 * 1024 * 1024
-
-
-@web.middleware
-async def _vllm_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return error.response()
-    except web.HTTPException as error:
-        response = json_response({"detail": error.reason}, error.status)
-        if "Allow" in error.headers:
-            response.headers["Allow"] = error.headers["Allow"]
-        return response
-
-
-async def _sign(_request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = "warmroute-bench (simulated)"
-
-
-def application(replica: Replica) -> web.Application:
-    """The HTTP face of one replica."""
-    openai, dialects, engine = OpenAi(replica), Dialects(replica), _Engine(replica)
-    app = web.Application(middlewares=[_vllm_errors], client_max_size=MAX_BODY)
-    app.on_response_prepare.append(_sign)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", openai.chat),
-            web.post("/v1/completions", openai.completions),
-            web.post("/v1/responses", dialects.responses),
-            web.post("/v1/messages", dialects.messages),
-            web.post("/generate", dialects.generate),
-            web.post("/v1/embeddings", dialects.embeddings),
-            web.post("/v1/rerank", dialects.rerank),
-            web.get("/v1/models", engine.models),
-            web.get("/health", engine.health),
-            web.get("/ping", engine.health),
-            web.get("/version", engine.version),
-            web.get("/load", engine.load),
-            web.get("/metrics", engine.metrics),
-            web.post("/tokenize", engine.tokenize),
-            web.post("/detokenize", engine.detokenize),
-            web.post("/reset_prefix_cache", engine.reset_prefix_cache),
-        ]
-    )
-    return app
-
-
-class _Engine:
-    """What a replica tells about itself."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-
-    async def health(self, _request: web.Request) -> web.Response:
-        return web.Response()
-
-    async def version(self, _request: web.Request) -> web.Response:
-        return json_response({"version": "0.32.0+simulated"})
-
-    async def load(self, _request: web.Request) -> web.Response:
-        return json_response({"server_load": self._replica.in_flight})
-
-    async def metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(text=exposition(self._replica))
-
-    async def models(self, _request: web.Request) -> web.Response:
-        identity = self._replica.identity
-        model = {
-            "id": identity.model,
-            "object": "model",
-            "created": int(self._replica.started),
-            "owned_by": "vllm",
-            "root": str(self._replica.prompt.directory),
-            "parent": None,
-            "max_model_len": identity.max_model_len,
-        }
-        return json_response({"object": "list", "data": [model]})
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        call = await Call.read(self._replica, request)
-        if "messages" in call.body:
-            ids = call.chat_ids(call.body["messages"], call.body)
-        else:
-            ids = call.prompt_ids(call.require("prompt"))[0]
-        strings = None
-        if call.body.get("return_token_strs"):
-            strings = [self._replica.prompt.tokenizer.id_to_token(number) for number in ids]
-        limit = self._replica.identity.max_model_len
-        content = {"count": len(ids), "max_model_len": limit, "tokens": list(ids), "token_strs": strings}
-        return json_response(content)
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        call = await Call.read(self._replica, request)
-        tokens = call.require("tokens")
-        try:
-            return json_response({"prompt": self._replica.prompt.decode(array("I", tokens))})
-        except (TypeError, OverflowError) as error:
-            raise errors.wrong_type("tokens", "list", tokens) from error
-
-    async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
-        return json_response({"success": self._replica.reset_cache()})
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunningReplica:
-    """A replica that listens."""
-
-    url: str
-    replica: Replica
+__all__ = ["EventOptions", "RunningReplica", "serve"]
 
 
 @asynccontextmanager
@@ -157,30 +43,32 @@ async def serve(
     seed: int = 0,
     max_model_len: int | None = None,
     report_cached: bool = True,
+    events: EventOptions | None = None,
 ) -> AsyncIterator[list[RunningReplica]]:
-    """One replica a port on the running loop, until the block is left; port 0 is a free one."""
+    """One replica a port on the running loop, until the block is left; port 0 is a free one.
+
+    `events` makes them publish KV events; a port in it is the first replica's, the next has the next.
+    """
     limit = min(max_model_len or 32768, spec.blocks * spec.block_size)
     identity = Identity(model, limit, seed, report_cached)
     prompt = EnginePrompt(tokenizer)
-    runners: list[web.AppRunner] = []
-    running: list[RunningReplica] = []
-    try:
-        for port in ports:
-            replica = Replica(spec, prompt, identity)
-            runner = web.AppRunner(
-                application(replica), access_log=None, handler_cancellation=True, shutdown_timeout=0.5
+    async with AsyncExitStack() as stack:
+        context = None
+        if events is not None:
+            context = zmq.asyncio.Context()
+            stack.callback(context.term)
+        running: list[RunningReplica] = []
+        for number, port in enumerate(ports):
+            theirs = events and replace(
+                events,
+                port=events.port and events.port + number,
+                replay_port=events.replay_port and events.replay_port + number,
             )
-            await runner.setup()
-            runners.append(runner)
-            listener = socket.create_server((host, port), backlog=1024, reuse_port=False)
-            await web.SockSite(runner, listener).start()
-            running.append(RunningReplica(f"http://{host}:{listener.getsockname()[1]}", replica))
+            one = RunningReplica(spec, prompt, identity, host=host, port=port, events=theirs, context=context)
+            stack.push_async_callback(one.close)
+            await one.start()
+            running.append(one)
         yield running
-    finally:
-        for runner in runners:
-            await runner.cleanup()
-        for one in running:
-            one.replica.close()
 
 
 def spec_from(arguments: argparse.Namespace) -> EngineSpec:
@@ -209,7 +97,30 @@ def parser() -> argparse.ArgumentParser:
         "--no-cached-tokens", action="store_true", help="leave them out of usage (vLLM's default)"
     )
     options.add_argument("--seed", type=int, default=0, help="decides every answer's text and length")
+    events = options.add_argument_group("KV events")
+    events.add_argument("--kv-events", choices=DIALECTS, help="publish them as this engine does")
+    events.add_argument("--kv-events-port", type=int, default=0, help="of the first replica; 0: free ones")
+    events.add_argument("--kv-replay-port", type=int, default=0, help="likewise")
+    events.add_argument("--kv-events-buffer", type=int, default=BUFFER_STEPS, help="batches kept for replay")
+    events.add_argument("--kv-events-bytes", action="store_true", help="hashes of 32 bytes (vLLM only)")
+    events.add_argument("--kv-events-faults", type=json.loads, default={}, help='JSON: {"lose_every": 10}')
     return options
+
+
+def events_from(arguments: argparse.Namespace) -> EventOptions | None:
+    """The events that the command line asks for; ValueError for faults that do not exist."""
+    if arguments.kv_events is None:
+        return None
+    faults = Faults()
+    faults.set(**arguments.kv_events_faults)
+    return EventOptions(
+        dialect=arguments.kv_events,
+        bytes_hashes=arguments.kv_events_bytes,
+        port=arguments.kv_events_port,
+        replay_port=arguments.kv_replay_port,
+        buffer_steps=arguments.kv_events_buffer,
+        faults=faults,
+    )
 
 
 async def run(arguments: argparse.Namespace) -> None:
@@ -229,12 +140,15 @@ async def run(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         max_model_len=arguments.max_model_len,
         report_cached=not arguments.no_cached_tokens,
+        events=events_from(arguments),
     ) as running:
         for one in running:
             print(
                 f"simulated replica ({spec.name}, {spec.blocks} blocks of {spec.block_size}) on {one.url}",
                 flush=True,
             )
+            if (events := one.describe_events()) is not None:
+                print("its KV events ({dialect}): live {live}, replay {replay}".format(**events), flush=True)
         print(f"ready (pid {os.getpid()})", flush=True)
         await stop.wait()
 

@@ -19,8 +19,10 @@ from typing import Self
 
 from xxhash import xxh3_64_intdigest
 
+from bench.engine_events import Source
 from bench.engine_model import EngineModel, EngineSpec, TokenEvent
 from bench.engine_prompt import EnginePrompt, block_keys
+from bench.engine_publisher import Publisher
 
 _NATURAL_LENGTHS = (48, 192)
 """Tokens of an answer whose client does not insist on a length; the last of them is the end token."""
@@ -40,18 +42,36 @@ class Identity:
 class Replica:
     """One engine. Its clock is `time.monotonic`."""
 
-    def __init__(self, spec: EngineSpec, prompt: EnginePrompt, identity: Identity) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        prompt: EnginePrompt,
+        identity: Identity,
+        publisher: Publisher | None = None,
+    ) -> None:
         self.spec = spec
         self.prompt = prompt
         self.identity = identity
-        self.model = EngineModel(spec)
+        self.publisher = publisher
+        """Of its KV events; None where it does not publish any."""
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._made = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Be a process that has just started: nothing cached, nothing running, every counter at zero.
+
+        Who waits for an answer from before waits for ever; the caller sees to them.
+        """
+        self.close()
+        self.model = EngineModel(
+            self.spec, changed=None if self.publisher is None else self.publisher.changed
+        )
         self.started = time.time()
         self.finished = {"stop": 0, "length": 0, "abort": 0}
         """Requests by how they ended."""
-        self._loop = asyncio.get_running_loop()
         self._open: dict[str, Generation] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._made = 0
 
     def new_id(self) -> str:
         """16 hex digits, the same sequence under the same seed."""
@@ -76,7 +96,8 @@ class Replica:
         request_id = self.new_id()
         keys = block_keys(whole, self.spec.block_size, model=self.identity.model, salt=salt)
         generation = Generation(self, request_id, len(ids), answer)
-        self.model.submit(received, request_id, keys, len(ids), len(answer.ids))
+        source = None if self.publisher is None else Source(whole, salt)
+        self.model.submit(received, request_id, keys, len(ids), len(answer.ids), source)
         self._open[request_id] = generation
         self._run()
         return generation
@@ -96,12 +117,16 @@ class Replica:
     def reset_cache(self) -> bool:
         """Forget every cached block; False while sequences run."""
         self._run()
-        return self.model.reset_cache()
+        done = self.model.reset_cache()
+        if done and self.publisher is not None:
+            self.publisher.cleared()
+        return done
 
     def close(self) -> None:
         """Stop the clock. Open generations never end after this."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _run(self) -> None:
         """Deliver what has happened and sleep until something will."""
