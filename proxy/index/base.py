@@ -10,6 +10,7 @@ The router's use of it, in order:
 
     held = index.match(keys)                              # before the choice
     placement = index.predict(replica, keys)              # after it
+    index.first_token(placement, expected)                # the answer begins
     index.confirm(placement, predicted, reported)         # when the engine said what it found cached, or
     index.retract(placement)                              # when the request failed before its first byte
     index.predict(replica, longer_keys, after=placement)  # the answer is complete: its blocks are cached too
@@ -68,6 +69,12 @@ class PrefixIndex(Protocol):
 
     def retract(self, placement: Placement) -> None:
         """The request failed before its first byte: what only this placement added is not held."""
+
+    def first_token(self, placement: Placement, expected: float = 0.0) -> None:
+        """The replica began to answer, after an expected time to first token of so many seconds.
+
+        It has computed the prompt: an index that is told what is cached should now be told of it soon.
+        """
 
     def forget(self, replica: str) -> None:
         """Everything about this replica is gone, its size included. An unknown name is no error."""

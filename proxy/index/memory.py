@@ -138,6 +138,9 @@ class MemoryIndex:
             assert used is not None
             self._missed(owner, placement, used, found)
 
+    def first_token(self, placement: Placement, expected: float = 0.0) -> None:
+        """See `PrefixIndex.first_token`: what is learned has no deadline."""
+
     def forget(self, replica: str) -> None:
         """See `PrefixIndex.forget`."""
         owner = self._replicas.pop(replica, None)
@@ -167,6 +170,22 @@ class MemoryIndex:
     def runs(self) -> int:
         """Unbranched stretches stored: what memory grows with besides the blocks."""
         return self._tree.runs
+
+    def clear(self, replica: str) -> None:
+        """This replica holds nothing; it stays the same bearer of its name, and its size and factor stay."""
+        owner = self._replicas.get(replica)
+        if owner is not None:
+            self._drop(owner, self._tick + 1)
+            owner.cuts.clear()
+            owner.suspected = None
+
+    def incarnation(self, replica: str) -> int:
+        """Which bearer of the name this is, see `Placement`; from now on it is known."""
+        return self._known(replica).incarnation
+
+    def bears(self, placement: Placement) -> bool:
+        """Whether the replica that the placement was made for was not forgotten since."""
+        return self._bearer(placement) is not None
 
     def _known(self, name: str) -> _Replica:
         owner = self._replicas.get(name)
