@@ -7,11 +7,14 @@ zero, and a metric that was renamed must not read as an idle replica.
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.fleet import Description
+from proxy.fleet import Description, FeedSpec
+from proxy.spec import ReplicaSpec
 
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama_cpp"}
 """`owned_by` in /v1/models to the engine's name here."""
@@ -24,6 +27,8 @@ _KV_USAGE = (
     re.compile(r"^vllm:gpu_cache_usage_perc(?:\{[^}]*\})? (\S+)", re.MULTILINE),
     re.compile(r"^sglang:token_usage(?:\{[^}]*\})? (\S+)", re.MULTILINE),
 )
+_ENDPOINT = re.compile(r"^(tcp://)(.+)(:\d+)$")
+_ANY_HOST = frozenset(("*", "0.0.0.0", "::", "[::]"))  # noqa: S104 - what a publisher binds is told, not bound here
 
 
 class _Models(msgspec.Struct):
@@ -82,6 +87,7 @@ def read_server_info(body: bytes, description: Description) -> None:
     root = told.get("tokenizer_path") or told.get("model_path")
     if isinstance(root, str):
         description.root = root
+    description.feed = _sglang_feed(told)
 
 
 def read_props(body: bytes, description: Description) -> None:
@@ -93,6 +99,43 @@ def read_props(body: bytes, description: Description) -> None:
     slots = told.get("total_slots") if isinstance(told, Mapping) else None
     if isinstance(slots, int) and slots > 0:
         description.max_seqs = slots
+
+
+def read_kv_event_sources(body: bytes, rank: int = 0) -> FeedSpec | None:
+    """What vLLM's /kv_event_sources tells of a data-parallel rank; None if it publishes nothing."""
+    try:
+        told = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        return None
+    source = told.get(str(rank)) if isinstance(told, Mapping) else None
+    if not isinstance(source, Mapping) or source.get("publisher") != "zmq":
+        return None
+    endpoint, replay, topic = source.get("endpoint"), source.get("replay_endpoint"), source.get("topic")
+    if not isinstance(endpoint, str) or source.get("enable_kv_cache_events") is False:
+        return None
+    return FeedSpec(
+        endpoint,
+        replay=replay if isinstance(replay, str) else None,
+        topic=topic if isinstance(topic, str) else "",
+        rank=rank,
+        ranks=len(told),
+    )
+
+
+def feed(spec: ReplicaSpec, told: FeedSpec | None) -> FeedSpec | None:
+    """Where to follow a replica's events: what is configured, else what it told, on its own host.
+
+    A wildcard in the settings means that the engine dials in (vLLM connects where its own endpoint has none);
+    in what an engine tells it means the engine's own addresses.
+    """
+    host = urlsplit(spec.url).hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    replay = spec.kv_replay or (told.replay if told is not None else None)
+    replay = None if replay is None else _at(replay, host)
+    if spec.kv_events is not None:
+        known = told or FeedSpec(spec.kv_events)
+        return replace(known, endpoint=spec.kv_events, bind=_is_wildcard(spec.kv_events), replay=replay)
+    return None if told is None else replace(told, endpoint=_at(told.endpoint, host), replay=replay)
 
 
 def started_at(page: str) -> float | None:
@@ -108,6 +151,47 @@ def kv_usage(page: str) -> float | None:
         if values:
             return min(max(sum(values) / len(values), 0.0), 1.0)
     return None
+
+
+def _sglang_feed(told: Mapping[str, Any], rank: int = 0) -> FeedSpec | None:
+    """The feed in /server_info: its block `kv_events`; only the flag's own text names a replay endpoint."""
+    block = told.get("kv_events")
+    if not isinstance(block, Mapping) or block.get("publisher") != "zmq":
+        return None
+    host, base, topic = block.get("endpoint_host"), block.get("endpoint_port_base"), block.get("topic")
+    size, ranks = block.get("block_size"), block.get("dp_size")
+    if not isinstance(host, str) or not isinstance(base, int):
+        return None
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return FeedSpec(
+        f"tcp://{host}:{base + rank}",
+        replay=_sglang_replay(told.get("kv_events_config"), rank),
+        topic=topic if isinstance(topic, str) else "",
+        block_size=size if isinstance(size, int) and size > 0 else None,
+        rank=rank,
+        ranks=ranks if isinstance(ranks, int) and ranks > 0 else 1,
+    )
+
+
+def _sglang_replay(flag: object, rank: int) -> str | None:
+    try:
+        config = msgspec.json.decode(flag) if isinstance(flag, str) else None
+    except msgspec.MsgspecError:
+        return None
+    replay = config.get("replay_endpoint") if isinstance(config, Mapping) else None
+    parts = _ENDPOINT.match(replay) if isinstance(replay, str) else None
+    return None if parts is None else f"{parts[1]}{parts[2]}:{int(parts[3][1:]) + rank}"
+
+
+def _is_wildcard(endpoint: str) -> bool:
+    parts = _ENDPOINT.match(endpoint)
+    return parts is not None and parts[2] in _ANY_HOST
+
+
+def _at(endpoint: str, host: str) -> str:
+    """The endpoint, on this host if it is bound on every address of its machine."""
+    parts = _ENDPOINT.match(endpoint)
+    return f"{parts[1]}{host}{parts[3]}" if parts is not None and parts[2] in _ANY_HOST else endpoint
 
 
 def _number(text: str) -> float | None:

@@ -27,6 +27,26 @@ USAGE_WITHOUT_CACHED = 20
 leaves them out where they are 0."""
 
 
+@dataclass(slots=True, frozen=True)
+class FeedSpec:
+    """Where a replica publishes what its cache stores and evicts."""
+
+    endpoint: str
+    """ZMQ endpoint of the publisher; to listen on if `bind`."""
+    bind: bool = False
+    """True where the engine dials in."""
+    replay: str | None = None
+    """ZMQ endpoint where missed messages are asked for; None if there is none."""
+    topic: str = ""
+    """What the topics of its messages begin with."""
+    block_size: int | None = None
+    """Tokens of a block in its events; None is as in the engine's cache."""
+    rank: int = 0
+    """Data-parallel rank that publishes here."""
+    ranks: int = 1
+    """Ranks that the engine has behind its one address."""
+
+
 @dataclass(slots=True)
 class Description:
     """What a replica says of itself; None is unknown, which is not zero."""
@@ -47,6 +67,8 @@ class Description:
     """Unix time; changes when the process restarts."""
     caches: bool = True
     """False if the engine says that it keeps no prefixes."""
+    feed: FeedSpec | None = None
+    """None if it publishes nothing, or does not say where."""
 
 
 class Replica:

@@ -2,7 +2,8 @@
 
 The proxy's own calls carry its own key, keep no cookies and follow no redirects. A replica is down after a
 few misses in a row, since a busy engine answers late; a refused connection is down at once. What the index
-knows of a replica outlives a pause and ends with its process.
+knows of a replica outlives a pause and ends with its process: that is another one when its start time has
+changed, or, for an engine that tells none, when nobody had listened meanwhile.
 """
 
 import asyncio
@@ -52,9 +53,15 @@ class Probes:
         self._misses: dict[str, int] = {}
         self._hits: dict[str, int] = {}
         self._first: dict[str, asyncio.Event] = {}
+        self._specs: dict[str, ReplicaSpec] = {}
+        self._asking: dict[str, asyncio.Lock] = {}
+        self._refused: set[str] = set()
+        """Replicas at which nobody listened, until they have been described again."""
 
     def watch(self, spec: ReplicaSpec) -> None:
         """Begin to watch a replica."""
+        self._specs[spec.name] = spec
+        self._asking[spec.name] = asyncio.Lock()
         first = self._first[spec.name] = asyncio.Event()
 
         async def step() -> None:
@@ -69,31 +76,46 @@ class Probes:
         """Wait until each replica has been asked once."""
         await asyncio.gather(*(event.wait() for event in self._first.values()))
 
+    async def look(self, name: str) -> None:
+        """Ask a replica at once: something about it looks like a restart.
+
+        When this returns, a restart has been told of, or the replica could not be asked.
+        """
+        if (spec := self._specs.get(name)) is not None:
+            await self._ask(spec)
+
     def refused(self, name: str) -> None:
         """A request found nobody listening."""
         self._hits[name] = 0
+        self._refused.add(name)
         if self._fleet.mark(name, up=False):
             logger.warning("replica %s refuses connections: out of rotation until it answers /health", name)
 
     async def _probe(self, spec: ReplicaSpec) -> None:
-        replica = self._fleet.replicas.get(spec.name)
-        if replica is None:
-            return
-        try:
-            async with self._get(spec, "/health") as response:
-                alive = response.status < 500
-            if alive:
-                await self._look(spec)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            alive = False
-            if not replica.description.models and not self._misses.get(spec.name):
-                logger.warning("replica %s cannot be used yet, and is asked again: %s", spec.name, error)
-            logger.debug("probe of %s: %r", spec.name, error)
-            if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
-                error.os_error, ConnectionRefusedError
-            ):
-                self.refused(spec.name)
-        self._count(spec.name, alive=alive)
+        if spec.name in self._fleet.replicas:
+            self._count(spec.name, alive=await self._ask(spec))
+
+    async def _ask(self, spec: ReplicaSpec) -> bool:
+        """Whether it is alive; what it says is told on the way."""
+        async with self._asking[spec.name]:
+            replica = self._fleet.replicas.get(spec.name)
+            if replica is None:
+                return False
+            try:
+                async with self._get(spec, "/health") as response:
+                    alive = response.status < 500
+                if alive:
+                    await self._look(spec)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                if not replica.description.models and not self._misses.get(spec.name):
+                    logger.warning("replica %s cannot be used yet, and is asked again: %s", spec.name, error)
+                logger.debug("probe of %s: %r", spec.name, error)
+                if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+                    error.os_error, ConnectionRefusedError
+                ):
+                    self.refused(spec.name)
+                return False
+            return alive
 
     def _count(self, name: str, *, alive: bool) -> None:
         self._hits[name] = self._hits.get(name, 0) + 1 if alive else 0
@@ -111,13 +133,16 @@ class Probes:
         if page is not None:
             replica.view.kv_usage = describe.kv_usage(page)
         started = None if page is None else describe.started_at(page)
-        known = replica.description
-        if known.models and (started is None or started == known.started_at):
+        known, refused = replica.description, spec.name in self._refused
+        same = not refused if started is None else started == known.started_at
+        if known.models and same:
+            self._refused.discard(spec.name)
             return
-        if known.models and known.started_at is not None:
+        if known.models and (known.started_at is not None or refused):
             logger.warning("replica %s has restarted: its cache is forgotten", spec.name)
             self._restarted(spec.name)
         description = await self._describe(spec, page)
+        self._refused.discard(spec.name)
         self._fleet.describe(spec.name, description)
         self._described(spec.name)
 
@@ -138,8 +163,11 @@ class Probes:
             describe.read_metrics(page, description)
         if description.engine == "sglang" and (told := await self._text(spec, "/server_info")) is not None:
             describe.read_server_info(told.encode(), description)
+        if description.engine == "vllm" and (told := await self._text(spec, "/kv_event_sources")) is not None:
+            description.feed = describe.read_kv_event_sources(told.encode())
         if description.engine == "llama_cpp" and (told := await self._text(spec, "/props")) is not None:
             describe.read_props(told.encode(), description)
+        description.feed = describe.feed(spec, description.feed)
         if spec.model is not None:
             description.models = {spec.model: None, **description.models}
         description.block_size = spec.block_size or description.block_size

@@ -166,7 +166,7 @@ class Feed:
 
     def open(self) -> None:
         """Subscribe. Raises Unreachable."""
-        socket = self._socket(zmq.SUB, LIVE_MESSAGES)
+        socket = self._socket(zmq.SUB, LIVE_MESSAGES, self._endpoint)
         watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._monitor = _Reader(self._turns, socket.get_monitor_socket(watched), self._changed)
         try:
@@ -188,7 +188,7 @@ class Feed:
         if self._replay_endpoint is None or self._live is None:
             self._patience = loop.call_later(0, self._over, False)
             return
-        socket = self._socket(zmq.DEALER, REPLAYED_MESSAGES)
+        socket = self._socket(zmq.DEALER, REPLAYED_MESSAGES, self._replay_endpoint)
         try:
             socket.connect(self._replay_endpoint)
             socket.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)
@@ -208,12 +208,12 @@ class Feed:
             self._live.close()
             self._live = None
 
-    def _socket(self, kind: int, messages: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, messages: int, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.linger = 0
         socket.rcvhwm = messages
         socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
-        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.IPV6, "[" in endpoint)  # a name is then only IPv6, and engines bind IPv4
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS[0])

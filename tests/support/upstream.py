@@ -18,7 +18,16 @@ from tests.support.wire import Wire
 
 Behaviour = Callable[["Exchange"], Awaitable[None]]
 
-INTERNAL = {"/v1/models", "/metrics", "/health", "/version", "/load", "/props", "/server_info"}
+INTERNAL = {
+    "/v1/models",
+    "/metrics",
+    "/health",
+    "/version",
+    "/load",
+    "/props",
+    "/server_info",
+    "/kv_event_sources",
+}
 """What only the proxy itself asks for; everything else counts as a client's request."""
 
 TEXT = ("Content-Type", "text/plain; version=0.0.4")
@@ -172,6 +181,7 @@ class Upstream:
             "/v1/models": self._models,
             "/metrics": lambda exchange: exchange.answer(METRICS.encode(), "200 OK", [TEXT]),
             "/health": lambda exchange: exchange.answer(b""),
+            "/kv_event_sources": lambda exchange: exchange.answer(b"", "404 Not Found"),
         }
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
