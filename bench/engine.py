@@ -43,6 +43,7 @@ async def serve(
     seed: int = 0,
     max_model_len: int | None = None,
     report_cached: bool = True,
+    adapters: Sequence[str] = (),
     events: EventOptions | None = None,
 ) -> AsyncIterator[list[RunningReplica]]:
     """One replica a port on the running loop, until the block is left; port 0 is a free one.
@@ -50,7 +51,7 @@ async def serve(
     `events` makes them publish KV events; a port in it is the first replica's, the next has the next.
     """
     limit = min(max_model_len or 32768, spec.blocks * spec.block_size)
-    identity = Identity(model, limit, seed, report_cached)
+    identity = Identity(model, limit, seed, report_cached, tuple(adapters))
     prompt = EnginePrompt(tokenizer)
     async with AsyncExitStack() as stack:
         context = None
@@ -91,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--max-batched-tokens", type=int)
     options.add_argument("--prefill-tokens-per-s", type=float)
     options.add_argument("--model", default="simulated", help="the served model's name")
+    options.add_argument("--adapters", help="LoRA adapters that are served too: one,two")
     options.add_argument("--max-model-len", type=int)
     options.add_argument("--tokenizer", type=Path, default=TOKENIZER, help="a directory")
     options.add_argument(
@@ -140,6 +142,7 @@ async def run(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         max_model_len=arguments.max_model_len,
         report_cached=not arguments.no_cached_tokens,
+        adapters=arguments.adapters.split(",") if arguments.adapters else (),
         events=events_from(arguments),
     ) as running:
         for one in running:

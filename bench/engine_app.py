@@ -102,7 +102,11 @@ class _Engine:
             "parent": None,
             "max_model_len": identity.max_model_len,
         }
-        return json_response({"object": "list", "data": [model]})
+        adapters = [
+            {**model, "id": name, "parent": identity.model, "max_model_len": None}
+            for name in identity.adapters
+        ]
+        return json_response({"object": "list", "data": [model, *adapters]})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         call = await Call.read(self._replica, request)

@@ -75,8 +75,8 @@ class Call:
     def check(self, request: web.Request) -> None:
         """Refuse what vLLM refuses before it looks at the prompt."""
         named = self.body.get("model")
-        if named is not None and named != self.identity.model:
-            raise errors.unknown_model(named, self.identity.model)
+        if named is not None and named not in self.identity.models:
+            raise errors.unknown_model(named, ", ".join(self.identity.models))
         if self.body.get("cache_salt") == "":
             raise errors.empty_salt()
         rank = request.headers.get("X-data-parallel-rank", "0")
@@ -92,6 +92,16 @@ class Call:
         if name not in self.body:
             raise errors.missing(name, len(self.body))
         return self.body[name]
+
+    @property
+    def model(self) -> str:
+        """The model or the adapter that the client names, else the model."""
+        return str(self.body.get("model") or self.identity.model)
+
+    @property
+    def lora(self) -> str | None:
+        """The adapter, if that is what it names."""
+        return None if self.model == self.identity.model else self.model
 
     @property
     def stream(self) -> bool:
@@ -156,6 +166,7 @@ class Call:
                         ignore_eos=bool(body.get("ignore_eos")),
                         min_tokens=body.get("min_tokens") or 0,
                         salt=body.get("cache_salt"),
+                        lora=self.lora,
                         choice=choice,
                     )
                     self.generations.append(stack.enter_context(generation))

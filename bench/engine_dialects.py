@@ -59,7 +59,7 @@ class Dialects:
             "id": f"resp_{call.id}",
             "object": "response",
             "status": status,
-            "model": call.identity.model,
+            "model": call.model,
             "output": [{"type": "message", "role": "assistant", "status": status, "content": content}],
             "usage": {
                 "input_tokens": usage.prompt_tokens,
@@ -86,7 +86,7 @@ class Dialects:
                     "type": "message",
                     "role": "assistant",
                     "content": [{"type": "text", "text": text}],
-                    "model": call.identity.model,
+                    "model": call.model,
                     "stop_reason": _anthropic_reason(call),
                     "usage": _anthropic_usage(call),
                 }
@@ -118,7 +118,7 @@ class Dialects:
             "type": "message",
             "role": "assistant",
             "content": [],
-            "model": call.identity.model,
+            "model": call.model,
             "usage": {**_anthropic_usage(call), "output_tokens": 0},
         }
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
@@ -231,7 +231,7 @@ def _anthropic_reason(call: Call) -> str:
 def _prompt_usage(call: Call) -> dict[str, Any]:
     tokens = call.usage.prompt_tokens
     return {
-        "model": call.identity.model,
+        "model": call.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
     }
 

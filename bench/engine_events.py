@@ -33,6 +33,8 @@ class Source:
     """Prompt and output, array('I')."""
     salt: str | None = None
     lora: str | None = None
+    base_keys: Sequence[int] | None = None
+    """The keys without the adapter, where there is one: SGLang's event hashes do not know of adapters."""
 
 
 class Change(NamedTuple):
@@ -67,6 +69,8 @@ class Encoder:
         self._hash = _as_digest if bytes_hashes else _as_signed if self.sglang else _as_it_is
         self._arrays = dialect.endswith("-arrays")
         self._block_size = block_size
+        self._shared: dict[int, int] = {}
+        """Of cached blocks whose hash is not their key: SGLang's of an adapter, told as the base model's."""
         forms: dict[Dialect, Callable[[_Store], list[Any] | dict[str, Any]]] = {
             "vllm": self._vllm_map,
             "vllm-arrays": self._vllm_array,
@@ -79,17 +83,22 @@ class Encoder:
         """The payload of one step's changes at `published`, in Unix seconds; `cleared` comes before them."""
         events: list[Any] = []
         if cleared:
+            self.forget()
             events.append(["AllBlocksCleared"] if self._arrays else {"type": "AllBlocksCleared"})
         for change in changes:
             events += map(self._remove, self._removals(change.removed))
             events += map(self._store, self._stores(change))
         return _ENCODE([published, events, 0])
 
+    def forget(self) -> None:
+        """Nothing is cached any more."""
+        self._shared.clear()
+
     # ---- how much goes into one event --------------------------------------------------------------------
 
     def _removals(self, keys: Sequence[int]) -> list[list[Any]]:
         """Hashes event by event: vLLM tells of each evicted block in its own, SGLang of each evicted node."""
-        hashes = list(map(self._hash, keys))
+        hashes = [self._hash(self._shared.pop(key, key)) for key in keys]
         if self.sglang:
             return [hashes] if hashes else []
         return [[one] for one in hashes]
@@ -97,6 +106,9 @@ class Encoder:
     def _stores(self, change: Change) -> list[_Store]:
         keys, first, last, source = change.keys, change.first, change.last, change.source
         assert source is not None, "events need the tokens of what is submitted"
+        if self.sglang and source.base_keys is not None:
+            self._shared.update(zip(keys[first:last], source.base_keys[first:last], strict=True))
+            keys = source.base_keys
         size = self._block_size
         step = SGLANG_STORE if self.sglang else max(1, last - first)
         return [

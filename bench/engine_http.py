@@ -120,7 +120,7 @@ class OpenAi:
             "id": id_,
             "object": object_,
             "created": int(time.time()),
-            "model": call.identity.model,
+            "model": call.model,
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
@@ -138,7 +138,7 @@ class OpenAi:
         object_ = "chat.completion.chunk" if chat else "text_completion"
         head = (
             f'data: {{"id":{encode(id_)},"object":"{object_}","created":{int(time.time())},'
-            f'"model":{encode(call.identity.model)},"choices":['
+            f'"model":{encode(call.model)},"choices":['
         )
         response = web.StreamResponse(headers=EVENT_STREAM)
         await response.prepare(request)

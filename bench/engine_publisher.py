@@ -81,6 +81,7 @@ class Publisher:
     async def close(self) -> None:
         """Unbind it; what was not told yet is never told."""
         self._cleared = False
+        self._encoder.forget()
         await self.feed.close()
 
     # ---- where it is -------------------------------------------------------------------------------------

@@ -37,6 +37,13 @@ class Identity:
     seed: int = 0
     report_cached: bool = True
     """Whether usage has `prompt_tokens_details` (vLLM: --enable-prompt-tokens-details)."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters; each answers as the model does, with a cache of its own."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every name a request may have."""
+        return (self.model, *self.adapters)
 
 
 class Replica:
@@ -87,6 +94,7 @@ class Replica:
         ignore_eos: bool = False,
         min_tokens: int = 0,
         salt: str | None = None,
+        lora: str | None = None,
         choice: int = 0,
     ) -> "Generation":
         """Queue one sequence that arrived at `received` on the monotonic clock."""
@@ -94,9 +102,13 @@ class Replica:
         whole = array("I", ids)
         whole.extend(answer.ids)
         request_id = self.new_id()
-        keys = block_keys(whole, self.spec.block_size, model=self.identity.model, salt=salt)
+        size, base = self.spec.block_size, self.identity.model
+        keys = block_keys(whole, size, model=lora or base, salt=salt)
         generation = Generation(self, request_id, len(ids), answer)
-        source = None if self.publisher is None else Source(whole, salt)
+        source = None
+        if self.publisher is not None:
+            without = None if lora is None else block_keys(whole, size, model=base, salt=salt)
+            source = Source(whole, salt, lora, without)
         self.model.submit(received, request_id, keys, len(ids), len(answer.ids), source)
         self._open[request_id] = generation
         self._run()

@@ -198,6 +198,39 @@ async def test_salted_blocks_say_so_in_each_engines_way(session):
             assert where(subscriber.events[0]) == ([["A"], None] if dialect[0] == "v" else "A")
 
 
+async def test_an_adapter_has_blocks_of_its_own_and_its_name_in_the_events(session):
+    async with replicas(adapters=("tuned",)) as (one,), Subscriber(one.feed) as subscriber:
+        for name in ("simulated", "tuned", "tuned"):
+            answer = await complete(session, one, ids(100), model=name)
+            assert answer["model"] == name
+        _, models = await call(session, one, "GET", "/v1/models")
+        await subscriber.until(lambda: len(subscriber.messages) == 2)
+        base, tuned = subscriber.events
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+    assert (base["lora_name"], tuned["lora_name"]) == (None, "tuned")
+    assert base["token_ids"] == tuned["token_ids"]
+    assert not set(base["block_hashes"]) & set(tuned["block_hashes"])
+    assert tuned["extra_keys"] == [["tuned"], ["tuned"]]
+    assert [(card["id"], card["parent"]) for card in models["data"]] == [
+        ("simulated", None),
+        ("tuned", "simulated"),
+    ]
+
+
+async def test_sglang_does_not_tell_an_adapter_from_its_base(session):
+    async with (
+        replicas(dialect="sglang-maps", adapters=("tuned",), spec=SMALL) as (one,),
+        Subscriber(one.feed) as subscriber,
+    ):
+        for name in ("simulated", "tuned"):
+            await complete(session, one, ids(100), model=name)
+        await complete(session, one, ids(300, blocks=9, more=15))
+        await subscriber.until(lambda: len(subscriber.messages) == 3)
+    base, tuned, removed, _ = subscriber.events
+    assert base == tuned
+    assert sorted(removed["block_hashes"]) == sorted(base["block_hashes"] * 2)
+
+
 # ---- replay ------------------------------------------------------------------------------------------------
 
 

@@ -36,11 +36,12 @@ async def replicas(
     dialect: Dialect = "vllm",
     spec: EngineSpec = FAST,
     model: str = "simulated",
+    adapters: tuple[str, ...] = (),
     **events: Any,
 ) -> AsyncIterator[list[RunningReplica]]:
     """`count` replicas in this loop; `events` are further fields of `EventOptions`."""
     options = EventOptions(dialect=dialect, **events)
-    async with serve(spec, ports=(0,) * count, model=model, events=options) as running:
+    async with serve(spec, ports=(0,) * count, model=model, adapters=adapters, events=options) as running:
         yield running
 
 

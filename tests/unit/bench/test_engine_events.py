@@ -123,6 +123,24 @@ def test_vllm_has_the_adapter_in_every_block_and_the_salt_in_the_first():
     assert (event["lora_name"], event["lora_id"]) == ("L", 1)
 
 
+def test_sglang_tells_an_adapters_blocks_as_the_base_models_and_so_removes_them():
+    encoder = Encoder("sglang-maps", 2)
+
+    def batch(*changes, **options):
+        return msgspec.msgpack.decode(encoder.batch(0.0, changes, **options))[1]
+
+    source = Source(array("I", range(8)), lora="L", base_keys=[11, 12, 13, 14])
+    (event,) = batch(Change((), KEYS, 1, 3, source))
+    assert (event["block_hashes"], event["parent_block_hash"], event["lora_id"]) == ([12, 13], 11, None)
+    (event,) = batch(Change(KEYS[2:0:-1], KEYS, 0, 0, source))
+    assert event["block_hashes"] == [13, 12]
+    batch(Change((), KEYS, 1, 3, source), cleared=True)
+    batch(cleared=True)
+    (event,) = batch(Change([1], KEYS, 0, 0, source))
+    assert event["block_hashes"] == [1]
+    assert not encoder._shared
+
+
 def test_sglang_stores_at_most_64_hashes_an_event():
     keys = list(range(1, 2 * SGLANG_STORE + 2))
     whole = Change((), keys, 0, len(keys), Source(array("I", range(2 * len(keys)))))
