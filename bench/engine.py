@@ -105,23 +105,30 @@ def parser() -> argparse.ArgumentParser:
     events.add_argument("--kv-replay-port", type=int, default=0, help="likewise")
     events.add_argument("--kv-events-buffer", type=int, default=BUFFER_STEPS, help="batches kept for replay")
     events.add_argument("--kv-events-bytes", action="store_true", help="hashes of 32 bytes (vLLM only)")
-    events.add_argument("--kv-events-faults", type=json.loads, default={}, help='JSON: {"lose_every": 10}')
+    events.add_argument("--kv-events-faults", type=_faults, help='JSON: {"lose_every": 10}')
     return options
 
 
+def _faults(text: str) -> Faults:
+    faults = Faults()
+    try:
+        faults.set(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return faults
+
+
 def events_from(arguments: argparse.Namespace) -> EventOptions | None:
-    """The events that the command line asks for; ValueError for faults that do not exist."""
+    """The events that the command line asks for."""
     if arguments.kv_events is None:
         return None
-    faults = Faults()
-    faults.set(**arguments.kv_events_faults)
     return EventOptions(
         dialect=arguments.kv_events,
         bytes_hashes=arguments.kv_events_bytes,
         port=arguments.kv_events_port,
         replay_port=arguments.kv_replay_port,
         buffer_steps=arguments.kv_events_buffer,
-        faults=faults,
+        faults=arguments.kv_events_faults,
     )
 
 
