@@ -17,17 +17,18 @@ DOWN, UP = 0.9, 1.05
 class Capacity:
     """The believed capacity of one replica's cache, in blocks."""
 
-    __slots__ = ("_factor", "_lost", "_size")
+    __slots__ = ("_factor", "_lost", "_size", "blocks")
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._factor = 1.0
         self._lost = 0
+        self.blocks = size
+        """At least 1; to be read only."""
+        self._learn(1.0)
 
-    @property
-    def blocks(self) -> int:
-        """Blocks, at least 1."""
-        return max(1, int(self._size * self._factor))
+    def _learn(self, factor: float) -> None:
+        self._factor = factor
+        self.blocks = max(1, int(self._size * factor))
 
     @property
     def factor(self) -> float:
@@ -40,15 +41,15 @@ class Capacity:
             raise ValueError(f"a cache has at least 1 block, not {size}")
         if size != self._size:
             self._size = size
-            self._factor = 1.0
+            self._learn(1.0)
 
     def missed(self, used: int, newer: int, now: int) -> None:
         """A block last used at tick `used` was evicted while at most `newer` blocks were used since."""
         if used > self._lost:
             bound = max(newer / self._size, self._factor * DOWN, LEAST)
-            self._factor = min(self._factor, bound)
+            self._learn(min(self._factor, bound))
         self._lost = max(self._lost, now)
 
     def exceeded(self) -> None:
         """The engine still had a block that was dropped here for want of room."""
-        self._factor = min(MOST, self._factor * UP)
+        self._learn(min(MOST, self._factor * UP))

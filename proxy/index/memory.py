@@ -201,6 +201,8 @@ class MemoryIndex:
 
     def _evict(self, owner: _Replica) -> None:
         capacity = owner.capacity.blocks
+        if owner.blocks <= capacity:
+            return
         for hold in owner.oldest_first():
             excess = owner.blocks - capacity
             if excess <= 0:
