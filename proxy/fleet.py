@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies import base
 from proxy.learning import FleetLine, ReplicaRate
@@ -47,6 +47,20 @@ class FeedSpec:
     """Ranks that the engine has behind its one address."""
 
 
+class Load(NamedTuple):
+    """What one proxy, or several, have at a replica."""
+
+    in_flight: int
+    """Sequences."""
+    queued_tokens: int
+    """Uncached prompt tokens before their first token."""
+    running: int
+    """Sequences that decode."""
+
+
+NOTHING = Load(0, 0, 0)
+
+
 @dataclass(slots=True)
 class Description:
     """What a replica says of itself; None is unknown, which is not zero."""
@@ -74,7 +88,17 @@ class Description:
 class Replica:
     """A replica, its state, and the view of it that policies see."""
 
-    __slots__ = ("_without", "description", "rate", "reports_cached", "unseen", "up", "url", "view")
+    __slots__ = (
+        "_without",
+        "description",
+        "elsewhere",
+        "rate",
+        "reports_cached",
+        "unseen",
+        "up",
+        "url",
+        "view",
+    )
 
     def __init__(self, name: str, url: str, description: Description) -> None:
         self.url = url
@@ -85,6 +109,8 @@ class Replica:
         self.reports_cached: bool | None = None
         """Whether its usage tells cached tokens; None until a reply has shown it."""
         self._without = 0
+        self.elsewhere = NOTHING
+        """What other proxies have there; the view counts it too."""
         self.unseen: set[Reservation] = set()
         """Those that prefill and whose first token will not be seen: their answers come in one piece."""
 
@@ -92,6 +118,24 @@ class Replica:
     def name(self) -> str:
         """The name in settings, headers and metrics."""
         return self.view.name
+
+    @property
+    def load(self) -> Load:
+        """What this proxy has there."""
+        view, others = self.view, self.elsewhere
+        return Load(
+            view.in_flight - others.in_flight,
+            view.queued_tokens - others.queued_tokens,
+            view.running - others.running,
+        )
+
+    def share(self, elsewhere: Load) -> None:
+        """Other proxies have so much there now."""
+        view, before = self.view, self.elsewhere
+        view.in_flight += elsewhere.in_flight - before.in_flight
+        view.queued_tokens += elsewhere.queued_tokens - before.queued_tokens
+        view.running += elsewhere.running - before.running
+        self.elsewhere = elsewhere
 
     def saw_usage(self, *, cached: bool, denied: bool = False) -> None:
         """A reply told usage, with cached tokens or without.

@@ -80,6 +80,8 @@ class Lease:
         """The first token has come."""
         self.reservation.first_token(now)
         self.place()
+        if self._placement is not None:
+            self._index.first_token(self._placement, now - self.reservation.sent_at)
 
     def close(self, *, answered: bool, reported: int | None = None, held: array[int] | None = None) -> None:
         """End the lease: take the load back and tell the index what became of the prompt.
@@ -102,6 +104,8 @@ class Lease:
         if placement is None:
             return
         request = self.request
+        if not request.stream:  # the first token of an answer that comes in one piece is not seen
+            self._index.first_token(placement)
         if reported is not None and request.cache_read and self._is_evidence(reported):
             self._index.confirm(
                 placement,
