@@ -86,6 +86,10 @@ class Keyer:
         """
         return keying.followed_by(text)
 
+    def chain_start(self, lora: str | None, cache_salt: str | None) -> int:
+        """Return key[-1] of prompts of known tokens: where keys of an engine's own blocks begin."""
+        return self._start("tokens", lora, cache_salt, None)
+
     def learn_ratio(self, characters: int, reported_prompt_tokens: int) -> None:
         """Learn from the tokens an engine reported for a prompt of `Keying.characters`."""
         if characters > 0 and reported_prompt_tokens > 0:
@@ -123,20 +127,23 @@ class Keyer:
             parsed, "chat", canonical.canonical_chat(prompt, self._media.digest), follow=follow
         )
 
+    def _start(self, kind: str, lora: str | None, cache_salt: str | None, extra_key: str | None) -> int:
+        return seed(
+            self._secret,
+            block_size=self.block_size,
+            fingerprint=self.fingerprint,
+            kind=kind,
+            model=self._model,
+            lora=lora,
+            cache_salt=cache_salt,
+            extra_key=extra_key,
+        )
+
     def _root(self, parsed: Parsed, kind: str, before: bytes = b"") -> Node:
         apart = (kind, before, parsed.lora, parsed.cache_salt, parsed.extra_key)
         root = self._roots.get(apart)
         if root is None:
-            start = seed(
-                self._secret,
-                block_size=self.block_size,
-                fingerprint=self.fingerprint,
-                kind=kind,
-                model=self._model,
-                lora=parsed.lora,
-                cache_salt=parsed.cache_salt,
-                extra_key=parsed.extra_key,
-            )
+            start = self._start(kind, parsed.lora, parsed.cache_salt, parsed.extra_key)
             if len(self._roots) >= ROOTS:  # salts come from clients
                 self._roots.clear()
             root = self._roots[apart] = self.trie.root(start, before)
