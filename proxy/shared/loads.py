@@ -10,10 +10,10 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
+from proxy.fleet import NOTHING, Load
 from proxy.shared import scripts
 from proxy.shared.base import Counts
 from proxy.shared.lease import KEEP, ms
@@ -26,15 +26,6 @@ LIVE = 2.0
 _ROW = struct.Struct("<HIQI")
 
 
-class Load(NamedTuple):
-    """At one replica."""
-
-    in_flight: int
-    queued_tokens: int
-    running: int
-
-
-NOTHING = Load(0, 0, 0)
 Source = Callable[[], Mapping[str, Load]]
 
 

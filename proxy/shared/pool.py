@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from redis.exceptions import RedisError
 
+from proxy.fleet import Load
 from proxy.index.handles import Delta
 from proxy.logs import logger
 from proxy.shared import scripts
@@ -23,7 +24,7 @@ from proxy.shared.commits import Writer
 from proxy.shared.follow import Follower
 from proxy.shared.layout import VERSION, Names, Predicted, Reported, Retracted, fingerprint
 from proxy.shared.lease import KEEP, RENEW, Leases, ms
-from proxy.shared.loads import Load, Loads, Source
+from proxy.shared.loads import Loads, Source
 from proxy.shared.log import Log, Outbox
 from proxy.shared.snapshot import Reader
 from proxy.tasks import Tasks
