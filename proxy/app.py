@@ -14,7 +14,7 @@ from typing import Self
 import uvloop
 
 from policies import registry
-from proxy import logs, probes
+from proxy import logs, probes, redis_url
 from proxy.admin import Admin
 from proxy.attempt import Hop
 from proxy.config import Settings
@@ -23,6 +23,8 @@ from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
+from proxy.index.told import ToldIndex
+from proxy.index.truth import TrueIndex
 from proxy.ledger import FLUSH_SECONDS, Ledger
 from proxy.listener import Listener
 from proxy.logs import RequestLog, logger
@@ -32,9 +34,14 @@ from proxy.probes import Probes
 from proxy.reader import Reader
 from proxy.router import Router
 from proxy.server import Server
+from proxy.shared.base import Disagreement
+from proxy.shared.client import Link
+from proxy.sharing import Sharing
 from proxy.tasks import Tasks
 from proxy.upstream import Pool
 
+INDEX_SECONDS = 0.1
+"""Between two looks at what predictions have run out and what other proxies have in flight."""
 START_SECONDS = 15.0
 """How long a start waits for replicas to say what they are and for tokenizers to load."""
 SWITCH_SECONDS = 0.0005
@@ -51,14 +58,28 @@ class Proxy:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.fleet = Fleet(monotonic)
-        self.index = MemoryIndex()
+        self.index = TrueIndex(MemoryIndex(), monotonic)
+        link = None
+        if settings.redis_url != "none":
+            link = Link(redis_url.parse(settings.redis_url), budget=settings.redis_timeout_ms / 1000)
+        self._sharing = Sharing(settings, link, self.fleet, self.index)
         self.metrics = Metrics(self.fleet, self.index)
         self._tasks = Tasks()
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="prompts")
         self._http = probes.session(settings)
         self._upstreams: dict[str, Pool] = {}
         tokens = EngineTokens(self._http, self.fleet, seconds=settings.tokenizer_budget_ms / 1000)
-        self.pools = Pools(settings, self.fleet, self.index, self.metrics, tokens, self._tasks)
+        self.pools = Pools(
+            settings,
+            self.fleet,
+            self.index,
+            self.metrics,
+            tokens,
+            self._tasks,
+            keyed=self._sharing.open,
+            rekeyed=self._sharing.leave,
+        )
+        self._sharing.emptied = self.pools.forget
         self._probes = Probes(
             settings,
             self.fleet,
@@ -68,9 +89,10 @@ class Proxy:
             restarted=self._restarted,
         )
         self.ledger = Ledger(self.metrics, RequestLog(json=settings.log_format == "json"))
+        index = self.index if link is None else ToldIndex(self.index, self._sharing.audience)
         policy = registry.create(settings.policy, settings.policy_params)
-        by_policy = Router(self.fleet, self.index, policy, Random())
-        by_load = Router(self.fleet, self.index, registry.create("least_load", {}), Random())
+        by_policy = Router(self.fleet, index, policy, Random())
+        by_load = Router(self.fleet, index, registry.create("least_load", {}), Random())
         self._dispatcher = Dispatcher(
             Hop(settings, self.fleet, self._upstreams, self.metrics, self.pools, self._probes.refused)
         )
@@ -111,6 +133,8 @@ class Proxy:
     async def __aenter__(self) -> Self:
         settings, timeouts = self._settings, self._settings.timeouts
         sys.setswitchinterval(SWITCH_SECONDS)
+        if self._sharing.link is not None:
+            await self._sharing.link.start()
         for spec in settings.replicas:
             self.fleet.add(spec.name, spec.url)
             self._upstreams[spec.name] = Pool(
@@ -126,8 +150,11 @@ class Proxy:
                 await self.pools.settled()
         except TimeoutError:
             logger.warning("starting although not every replica has answered: /ready tells")
+        if self._sharing.refused is not None:
+            raise self._sharing.refused
         self._tasks.every("sweep", min(1.0, timeouts.idle / 4, timeouts.first_byte / 4), self._sweep)
         self._tasks.every("ledger", FLUSH_SECONDS, self.ledger.flush)
+        self._tasks.every("index", INDEX_SECONDS, self._tick)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
             self._clients, settings.host, settings.port, backlog=BACKLOG
@@ -148,6 +175,7 @@ class Proxy:
             for pool in self._upstreams.values():
                 last.callback(pool.close)
             last.push_async_callback(self._tasks.close)
+            last.push_async_callback(self._sharing.close)
             last.callback(self.ledger.flush)
             last.push_async_callback(self._clients.shutdown, 0.1)
             if self._listener is not None:
@@ -159,8 +187,13 @@ class Proxy:
                 pass
 
     def _restarted(self, name: str) -> None:
+        self._sharing.restarted(name)
         self.pools.forget(name)
         self.fleet.restarted(name)
+
+    def _tick(self) -> None:
+        self.index.tick()
+        self._sharing.look()
 
     def _sweep(self) -> None:
         self._dispatcher.sweep()
@@ -181,6 +214,10 @@ async def _serve(settings: Settings) -> int:
     proxy = Proxy(settings)
     try:
         await proxy.__aenter__()
+    except Disagreement as error:
+        logger.error("not starting: %s", error)
+        await proxy.close(grace=0.0)
+        return 1
     except OSError as error:
         logger.error(
             "cannot listen on %s:%d (%s): choose another WARMROUTE_PORT", settings.host, settings.port, error

@@ -84,6 +84,11 @@ class Description:
     feed: FeedSpec | None = None
     """None if it publishes nothing, or does not say where."""
 
+    @property
+    def base_model(self) -> str | None:
+        """The model that its adapters extend, or its only one; None while nothing is known."""
+        return next((model for model, parent in self.models.items() if parent not in self.models), None)
+
 
 class Replica:
     """A replica, its state, and the view of it that policies see."""

@@ -7,6 +7,7 @@ grows only by what replicas report.
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from proxy.config import Settings
 from proxy.engine_tokens import EngineTokens
 from proxy.errors import BadRequest, ModelNotFound, NoReplica
 from proxy.fleet import Fleet, Replica
-from proxy.index.base import PrefixIndex
+from proxy.index.truth import TrueIndex
 from proxy.logs import logger
 from proxy.metrics import Metrics
 from proxy.model_pool import DEFAULT_BLOCK, MISMATCHES, ModelPool
@@ -44,10 +45,13 @@ class Pools:
         self,
         settings: Settings,
         fleet: Fleet,
-        index: PrefixIndex,
+        index: TrueIndex,
         metrics: Metrics,
         tokens: EngineTokens,
         tasks: Tasks,
+        *,
+        keyed: Callable[[ModelPool], Coroutine[Any, Any, None]],
+        rekeyed: Callable[[ModelPool], Coroutine[Any, Any, None]],
     ) -> None:
         self._settings = settings
         self._fleet = fleet
@@ -55,6 +59,10 @@ class Pools:
         self._metrics = metrics
         self._tokens = tokens
         self._tasks = tasks
+        self._keyed = keyed
+        """Told when the prompts of a pool can be keyed."""
+        self._rekeyed = rekeyed
+        """Told when they are keyed otherwise than before."""
         self._secret = settings.secret.get_secret_value().encode()
         self._pools: dict[str, ModelPool] = {}
         self._targets: dict[str, Target] = {}
@@ -96,6 +104,7 @@ class Pools:
     def give_up_tokenizer(self, pool: ModelPool) -> None:
         """Replies have shown that our tokens are not the engine's."""
         self._fall_back(pool, f"{MISMATCHES} replies in a row reported other prompt token counts")
+        self._tasks.start(f"keying of {pool.model}", self._rekeyed(pool))
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Model to how it fares, for /ready."""
@@ -110,9 +119,15 @@ class Pools:
         }
 
     def index_mode(self, replica: Replica) -> str:
-        """`learned` from what was routed, or `bytes` where prompts are not tokenised."""
+        """`events`, `stale` or `learned`, or `bytes` where prompts are not tokenised."""
         modes = {self._targets[m].pool.mode for m in replica.description.models if m in self._targets}
-        return "bytes" if "bytes" in modes else "learned"
+        return "bytes" if "bytes" in modes else self._index.mode(replica.name)
+
+    def pool_of(self, replica: str) -> ModelPool | None:
+        """How the prompts of a replica's base model are keyed; None while it is not known."""
+        known = self._fleet.replicas.get(replica)
+        base = None if known is None else known.description.base_model
+        return None if base is None else self._pools.get(base)
 
     def cards(self) -> list[dict[str, Any]]:
         """The union of the fleet's models, in OpenAI's shape."""
@@ -173,7 +188,10 @@ class Pools:
         finally:
             if pool.keyer is None:
                 self._fall_back(pool, "its tokenizer could not be loaded; the log says why")
-            self._loading[pool.model].set()
+            try:
+                await self._keyed(pool)
+            finally:
+                self._loading[pool.model].set()
 
     async def _load_tokenizer(self, pool: ModelPool, replica: Replica) -> None:
         if self._settings.tokenizer == "engine":

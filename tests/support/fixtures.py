@@ -31,6 +31,7 @@ async def serving(*upstreams: Upstream, ready: bool = True, **settings: Any) -> 
         "port": 0,
         "replicas": [upstream.url for upstream in upstreams],
         "tokenizer": "bytes",
+        "redis_url": "none",
         "shutdown_grace": 0.2,
         "log_level": "warning",
         **settings,
