@@ -10,6 +10,7 @@ COMMANDS = {
     "micro": "what the parts cost: keys, index, routing",
     "hop": "CPU a request costs in the proxy, beside any other proxy",
     "demo": "the whole thing without a GPU, round robin against prefix_cost",
+    "proxies": "several proxies with and without a common index, against one",
     "real": "round robin against prefix_cost on running real replicas",
 }
 

@@ -41,6 +41,11 @@ class BlockCache:
         """Cached blocks that nobody holds."""
         return len(self._evictable)
 
+    @property
+    def cached(self) -> int:
+        """Blocks that a request could reuse, whoever holds them."""
+        return len(self._references) + len(self._evictable)
+
     def __contains__(self, key: int) -> bool:
         return key in self._references or key in self._evictable
 

@@ -178,9 +178,7 @@ def conclude(
 
 async def run(arguments: argparse.Namespace) -> int:
     """Start everything, measure, tell, end everything."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    processes.end_on_sigterm()
     if not 0 < arguments.share <= MOST_SHARE:
         raise ValueError(
             f"--share above {MOST_SHARE} of what round robin can carry would measure its overload"

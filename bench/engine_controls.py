@@ -1,4 +1,4 @@
-"""What a test does to a simulated replica while it runs, over HTTP: `/simulated/...`, which no engine has.
+"""What a test does to a simulated replica, and asks of it, over HTTP: `/simulated/...`, which no engine has.
 
 | POST | body | |
 |---|---|---|
@@ -6,6 +6,8 @@
 | /simulated/faults | `{"lose_every": 3}` | changes the feed's faults; answers all of them |
 | /simulated/forget_replay | | loses what is kept for replays |
 | /simulated/resend | `{"seq": 7}` | sends that batch once more on the live feed |
+
+GET /simulated/cache tells what no engine tells: `{"blocks": 120}`, the blocks that a request could reuse.
 """
 
 from collections.abc import Sequence
@@ -30,7 +32,10 @@ class Controls:
     @property
     def routes(self) -> Sequence[web.RouteDef]:
         """Those of the feed only where there is one."""
-        routes = [web.post("/simulated/restart", self.restart)]
+        routes = [
+            web.post("/simulated/restart", self.restart),
+            web.get("/simulated/cache", self.cache),
+        ]
         if self._running.publisher is not None:
             routes += [
                 web.post("/simulated/faults", self.faults),
@@ -44,6 +49,10 @@ class Controls:
         down_s = float((await _body(request)).get("down_s", 0.0))
         self._running.restart_soon(down_s, spare=request.protocol)
         return json_response({"restarting": True})
+
+    async def cache(self, _request: web.Request) -> web.Response:
+        """Count what is cached."""
+        return json_response({"blocks": self._running.replica.model.cache.cached})
 
     async def faults(self, request: web.Request) -> web.Response:
         """Change some."""

@@ -55,6 +55,22 @@ async def facts(session: aiohttp.ClientSession, url: str) -> EngineFacts:
     )
 
 
+async def samples(session: aiohttp.ClientSession, url: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """The samples of one metric, each with its labels; none where it does not exist."""
+    async with session.get(f"{url}/metrics") as response:
+        text = await response.text()
+    return [
+        (dict(_LABEL.findall(labels)), float(value))
+        for found, labels, value in _SAMPLE.findall(text)
+        if found == name
+    ]
+
+
+async def total(session: aiohttp.ClientSession, url: str, name: str) -> float:
+    """The sum of a metric's samples."""
+    return sum(value for _, value in await samples(session, url, name))
+
+
 async def wait_for_start(session: aiohttp.ClientSession, url: str, path: str, timeout: float = 30.0) -> None:
     """Until `path` answers 200."""
 

@@ -40,10 +40,15 @@ async def send(
     plan: Sequence[Planned],
     urls: Sequence[str],
     *,
+    balance: Callable[[Sequence[str]], str] | None = None,
     stop: asyncio.Event | None = None,
     on_record: Callable[[Record], None] = lambda _record: None,
 ) -> list[Record]:
-    """Send a plan and wait for every answer; after `stop`, send no more and drop what is under way."""
+    """Send a plan and wait for every answer; after `stop`, send no more and drop what is under way.
+
+    Each request goes to the URL that `balance` picks when it is due, as a balancer in front of proxies does;
+    without it they take turns.
+    """
     loop = asyncio.get_running_loop()
     stop = stop or asyncio.Event()
     records: list[Record] = []
@@ -52,7 +57,7 @@ async def send(
 
         async def one(number: int, planned: Planned) -> None:
             due = start + planned.due
-            url = urls[number % len(urls)]
+            url = urls[number % len(urls)] if balance is None else balance(urls)
             record = Record(planned.group, planned.due, monotonic() - due)
             headers = {"Content-Type": "application/json"}
             if planned.group in GROUPS:

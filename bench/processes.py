@@ -1,19 +1,22 @@
-"""The processes of a demo: simulated replicas and the proxy, each a real subprocess that is ended again."""
+"""The processes of a bench: simulated replicas, proxies, a Valkey. Each is a real one and is ended again."""
 
 import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 
+from bench.client import until
 from bench.fleet import wait_for_start
+from proxy.shared.embedded import binary
 
 HOST = "127.0.0.1"
 _URL = re.compile(r" on (http://\S+)")
@@ -45,6 +48,13 @@ def machine_cpu_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
+def end_on_sigterm() -> None:
+    """Cancel the running task on SIGTERM, so that no process of a bench outlives it."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
 def free_port(preferred: int = 0) -> int:
     """`preferred` if nobody listens there, else any free one."""
     for port in (preferred, 0):
@@ -60,7 +70,7 @@ def free_port(preferred: int = 0) -> int:
 @asynccontextmanager
 async def engines(count: int, arguments: Sequence[str], log: Path) -> AsyncIterator[Process]:
     """`count` simulated replicas in one process, on free ports."""
-    command = ["-m", "bench", "engine", "--ports", ",".join(["0"] * count), *arguments]
+    command = [sys.executable, "-m", "bench", "engine", "--ports", ",".join(["0"] * count), *arguments]
     async with _running(command, log) as process:
         urls: list[str] = []
         while len(urls) < count:
@@ -71,12 +81,22 @@ async def engines(count: int, arguments: Sequence[str], log: Path) -> AsyncItera
 
 @asynccontextmanager
 async def proxy(
-    replicas: Sequence[str], policy: str, log: Path, *, port: int = 0, arguments: Sequence[str] = ()
+    replicas: Sequence[str],
+    policy: str,
+    log: Path,
+    *,
+    port: int = 0,
+    arguments: Sequence[str] = (),
+    of_each: Mapping[str, str] = {},
 ) -> AsyncIterator[Process]:
-    """The proxy in front of `replicas`, ready; they are called r1, r2 and so on."""
+    """The proxy in front of `replicas`, ready; they are called r1, r2 and so on.
+
+    `of_each`: what is configured of every replica beside its name and URL.
+    """
     port = free_port(port)
-    command = ["-m", "proxy", "serve", "--host", HOST, "--port", str(port), "--policy", policy]
-    named = [{"name": f"r{number}", "url": url} for number, url in enumerate(replicas, 1)]
+    command = [sys.executable, "-m", "proxy", "serve", "--host", HOST, "--port", str(port)]
+    command += ["--policy", policy]
+    named = [{"name": f"r{number}", "url": url, **of_each} for number, url in enumerate(replicas, 1)]
     command += ["--replicas", json.dumps(named), "--tokenizer", "auto", *arguments]
     async with _running(command, log) as process:
         url = f"http://{HOST}:{port}"
@@ -94,12 +114,54 @@ async def proxy(
 
 
 @asynccontextmanager
+async def proxies(
+    count: int, replicas: Sequence[str], policy: str, logs: Path, *, arguments: Sequence[str] = ()
+) -> AsyncIterator[list[Process]]:
+    """`count` proxies in front of the same replicas, started at once and all ready."""
+    async with AsyncExitStack() as stack:
+
+        async def start(number: int) -> Process:
+            log = logs / f"proxy-{number}.log"
+            one = proxy(replicas, policy, log, arguments=arguments)
+            return await stack.enter_async_context(one)
+
+        async with asyncio.TaskGroup() as starting:
+            tasks = [starting.create_task(start(number)) for number in range(1, count + 1)]
+        yield [task.result() for task in tasks]
+
+
+@asynccontextmanager
+async def valkey(log: Path, *, port: int = 0, options: Sequence[str] = ()) -> AsyncIterator[Process]:
+    """The Valkey that the product embeds, but on a port: empty, keeping nothing on disk, answering.
+
+    `options` are more of the server's, such as `--maxmemory 20mb`.
+    """
+    port = free_port(port)
+    command = [str(binary()), "--bind", HOST, "--port", str(port), "--save", "", "--appendonly", "no"]
+    async with _running([*command, *options], log) as process:
+
+        async def answers() -> bool:
+            await _still_there(process, log)
+            try:
+                reader, writer = await asyncio.open_connection(HOST, port)
+            except OSError:
+                return False
+            writer.write(b"PING\r\n")
+            try:
+                return await reader.readline() == b"+PONG\r\n"
+            finally:
+                writer.close()
+
+        await until(answers, timeout=10.0, what=f"the Valkey on port {port} did not answer")
+        yield Process(process.pid, [f"redis://{HOST}:{port}/0"])
+
+
+@asynccontextmanager
 async def _running(command: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A Python subprocess whose output goes to `log`; it is asked to end, then made to."""
+    """A subprocess whose output goes to `log`; it is asked to end, then made to."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
             *command,
             stdout=output,
             stderr=output,
