@@ -33,6 +33,9 @@ from proxy.shared.snapshot import Held, Reader, Tail
 
 BLOCK = 1.0
 """Seconds to wait for an entry before it is checked that the log is still the same."""
+COMPARE = 5.0
+"""Seconds between two looks at which replicas and epochs there are: a listing that had been evicted when
+everything was read tells now what it could not tell then."""
 PAUSE = 0.1
 """Seconds after a failure."""
 ENTRIES = 64
@@ -63,8 +66,9 @@ class Follower:
         self._origin = log.origin.encode()
         self._epochs: dict[str, str] = {}
         self._again: set[str] = set()
+        self._reading: set[str] = set()
         self._at: Tail | None = None
-        self._seen = time.monotonic()
+        self._seen = self._compared = time.monotonic()
         self._turn = 0.0
         self._told = False
         self._has_recalled = False
@@ -72,7 +76,7 @@ class Follower:
     @property
     def synced(self) -> bool:
         """Whether everything that is shared has been read."""
-        return self._at is not None and not self._again
+        return self._at is not None and not self._again and not self._reading
 
     def again(self, replica: str) -> None:
         """Read this replica whole: it was ingested here, and is not any more."""
@@ -103,8 +107,10 @@ class Follower:
     async def _step(self) -> None:
         if self._at is None:
             await self._begin()
-        elif self._again:
-            await self._reread(frozenset(self._again))
+        elif time.monotonic() > self._compared + COMPARE:
+            await self._compare()
+        if self._again:
+            await self._reread()
         at = self._at
         assert at is not None
         reply = await self._log.link.blocking(
@@ -129,13 +135,25 @@ class Follower:
             self._has_recalled = True
         self._at = tail
 
-    async def _reread(self, wanted: frozenset[str]) -> None:
-        fleet = [held for held in await self._reader.fleet() if held.replica in wanted]
-        await self._read(fleet)
-        for replica in wanted - {held.replica for held in fleet}:
+    async def _compare(self) -> None:
+        fleet = await self._reader.fleet()
+        for held in fleet:
+            if self._epochs.get(held.replica) != held.epoch and not self._ours(held.replica):
+                self._again.add(held.replica)
+        self._compared = time.monotonic()
+
+    async def _reread(self) -> None:
+        self._reading, self._again = self._again, set()
+        try:
+            fleet = [held for held in await self._reader.fleet() if held.replica in self._reading]
+            await self._read(fleet)
+        except BaseException:
+            self._again |= self._reading
+            raise
+        for replica in self._reading - {held.replica for held in fleet}:
             if not self._ours(replica):
                 self._listener.mode(replica, "", "learned")  # nobody knows it
-        self._again -= wanted
+        self._reading = set()
 
     async def _read(self, fleet: list[Held]) -> None:
         for held in fleet:
@@ -166,7 +184,11 @@ class Follower:
     async def _check(self, at: Tail) -> None:
         """After a quiet second: a log that was lost may have begun anew where we would never look."""
         tail = await self._reader.tail()
-        if tail.number < at.number or (tail.number > at.number and _place(tail.id) <= _place(at.id)):
+        if tail.number > at.number:
+            lost = _place(tail.id) <= _place(at.id)
+        else:  # an empty log with its number says that nothing was missed
+            lost = tail.number < at.number or tail.id not in {at.id, b"0-0"}
+        if lost:
             raise LostTrackError
 
     async def _apply(
@@ -228,7 +250,7 @@ class Follower:
                 pass
 
     def _recalled(self, origin: str, record: Record, followed: set[str] | frozenset[str]) -> None:
-        if isinstance(record, Predicted) and record.replica in followed:
+        if isinstance(record, Predicted | Forgotten) and record.replica in followed:
             return
         if isinstance(record, Forgotten):
             self._listener.forgotten(record.replica)

@@ -156,11 +156,10 @@ class SharedPool:
         try:
             async with asyncio.timeout(GOODBYE):
                 await writer.flush()
-                writer.lose()
-                await self._leases.release(claim)
-        except (TimeoutError, RedisError):
-            self.counts.failures += 1
-            writer.lose()
+        except TimeoutError:
+            pass
+        writer.lose()
+        await self._give_up(claim)
 
     async def resume(self, claim: Claim) -> Resume | None:
         """See `Pool.resume`."""
@@ -221,6 +220,14 @@ class SharedPool:
     def _lost(self, claim: Claim) -> None:
         del self._writers[claim.replica]
         self._follower.again(claim.replica)
+        self._tasks.start(f"releasing {claim.replica}", self._give_up(claim))
+
+    async def _give_up(self, claim: Claim) -> None:
+        """Release the lease if it is still this claim's."""
+        try:
+            await self._leases.release(claim)
+        except RedisError:
+            self.counts.failures += 1
 
     async def _keep_agreeing(self) -> None:
         """Look now and then, and whenever Redis is there again, perhaps empty, perhaps somebody else's."""
