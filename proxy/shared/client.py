@@ -132,11 +132,15 @@ class Link:
                 pool.reset(now=True)
         await self._topology.close()
 
-    def on_up(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever Redis is there again, perhaps empty or behind; at once if it is there."""
+    def on_up(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` whenever Redis is there again, perhaps empty or behind; at once if it is there.
+
+        What is given back ends that.
+        """
         self._callbacks.append(callback)
         if self.up:
             callback()
+        return lambda: self._callbacks.remove(callback)
 
     async def wait_up(self) -> None:
         """Return when Redis is there."""
@@ -301,11 +305,12 @@ class Link:
             self.up, self.since = False, time.monotonic()
             self._generation += 1
             self._risen.clear()
-            self._tls = None  # certificates may have been renewed
-            for commands, blocking in self._pools.values():
-                commands.reset()
-                blocking.reset(now=True)
             self._wake.set()
+        # Nothing may stay connected to a server that was demoted, or behind a name that now is another's.
+        for commands, blocking in self._pools.values():
+            commands.reset()
+            blocking.reset(now=True)
+        self._tls = None  # certificates may have been renewed
         self.why = why
         if why not in self._told:
             self._told.add(why)
