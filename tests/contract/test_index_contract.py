@@ -1,4 +1,8 @@
-"""What every index does, whatever keeps its entries. A new index joins by adding its factory to FACTORIES."""
+"""What every index does, whatever keeps its entries. A new index joins by adding its factory below.
+
+LEARNING indexes know of a replica's cache only what placements and reports tell; they must bound it by its
+size and correct it by reports. FED ones are told by the replica's events, and leave that to them.
+"""
 
 from array import array
 from collections.abc import Callable
@@ -8,13 +12,36 @@ import xxhash
 
 from proxy.index.base import PrefixIndex
 from proxy.index.memory import MemoryIndex
+from proxy.index.truth import Mode, TrueIndex
 
-FACTORIES: dict[str, Callable[[], PrefixIndex]] = {"memory": MemoryIndex}
+
+def true_index(mode: Mode) -> TrueIndex:
+    index = TrueIndex(MemoryIndex(), clock=lambda: 0.0)
+    for name in ("a", "b", "c", "d", "e", "ghost"):
+        index.set_mode(name, mode)
+    return index
 
 
-@pytest.fixture(params=FACTORIES)
-def index(request) -> PrefixIndex:
-    return FACTORIES[request.param]()
+LEARNING: dict[str, Callable[[], PrefixIndex]] = {
+    "memory": MemoryIndex,
+    "true, learned": lambda: true_index("learned"),
+}
+FED: dict[str, Callable[[], PrefixIndex]] = {"true, events": lambda: true_index("events")}
+
+
+@pytest.fixture(params=[*LEARNING, *FED])
+def make(request) -> Callable[[], PrefixIndex]:
+    return (LEARNING | FED)[request.param]
+
+
+@pytest.fixture
+def index(make) -> PrefixIndex:
+    return make()
+
+
+@pytest.fixture(params=LEARNING)
+def learning(request) -> PrefixIndex:
+    return LEARNING[request.param]()
 
 
 def chain(*blocks: object, seed: int = 0) -> array:
@@ -48,10 +75,11 @@ class TestMatch:
         assert index.match(chain(*y, *x)) == {"b": len(y)}
         assert index.match(chain(*x, *y)) == {"a": len(x)}
 
-    def test_T12_keys_from_the_middle_of_a_stored_chain_are_no_prefix(self, index):
+    def test_T12_keys_from_the_middle_of_a_stored_chain_are_no_prefix(self, learning):
+        """No prompt has such keys, as each stands for all before it: a table without order may match them."""
         keys = chain(*range(6))
-        index.predict("a", keys)
-        assert index.match(keys[3:]) == {}
+        learning.predict("a", keys)
+        assert learning.match(keys[3:]) == {}
 
     def test_T12_equal_blocks_at_other_positions_are_other_blocks(self, index):
         index.predict("a", chain("same", 1, 2, 3))
@@ -68,9 +96,9 @@ class TestMatch:
         index.predict("e", chain("t"))
         assert index.match(chain(*system, "p", "q", "r")) == {"a": 6, "b": 5, "c": 4, "d": 1}
 
-    def test_the_order_of_predictions_does_not_matter(self, index):
+    def test_the_order_of_predictions_does_not_matter(self, index, make):
         prompts = [("a", (1, 2, 3)), ("b", (1, 2)), ("a", (1, 9)), ("c", (1, 2, 3, 4, 5)), ("b", (7,))]
-        other = type(index)()
+        other = make()
         for replica, blocks in prompts:
             index.predict(replica, chain(*blocks))
         for replica, blocks in reversed(prompts):
@@ -135,10 +163,10 @@ class TestCounts:
         index.predict("a", chain(*range(25)))
         assert index.match(chain(*range(25))) == {"a": 10}
 
-    def test_a_smaller_cache_takes_effect_at_once(self, index):
-        index.predict("a", chain(*range(100)))
-        index.resize("a", 30)
-        assert index.match(chain(*range(100))) == {"a": 30}
+    def test_a_smaller_cache_takes_effect_at_once(self, learning):
+        learning.predict("a", chain(*range(100)))
+        learning.resize("a", 30)
+        assert learning.match(chain(*range(100))) == {"a": 30}
 
     @pytest.mark.parametrize("blocks", [0, -1])
     def test_a_cache_without_blocks_is_refused(self, index, blocks):
@@ -190,15 +218,28 @@ class TestConfirm:
             index.confirm(index.predict("a", chain(*range(40))), 39, 38)
         assert index.match(chain("old", 1, 2, 3)) == {"a": 4}
 
-    def test_E14_a_replica_that_lost_everything_is_not_believed_for_long(self, index):
+    def test_E14_a_replica_that_lost_everything_is_not_believed_for_long(self, learning):
         conversations = [chain(number, *range(9)) for number in range(40)]
         for keys in conversations:
-            index.predict("a", keys)
-            index.predict("b", keys)
+            learning.predict("a", keys)
+            learning.predict("b", keys)
         for keys in conversations[-3:]:  # the most recently used: an LRU would have dropped these last
-            index.confirm(index.predict("a", keys), 9, 0)
-        assert [index.match(keys).get("a", 0) for keys in conversations] == [0] * 37 + [10] * 3
-        assert all(index.match(keys)["b"] == 10 for keys in conversations)
+            learning.confirm(learning.predict("a", keys), 9, 0)
+        assert [learning.match(keys).get("a", 0) for keys in conversations] == [0] * 37 + [10] * 3
+        assert all(learning.match(keys)["b"] == 10 for keys in conversations)
+
+
+class TestFirstToken:
+    def test_a_prediction_stays_when_its_first_token_comes(self, index):
+        placement = index.predict("a", chain(1, 2, 3))
+        index.first_token(placement, 0.5)
+        assert index.match(chain(1, 2, 3)) == {"a": 3}
+
+    def test_what_has_failed_before_is_not_brought_back(self, index):
+        placement = index.predict("a", chain(1, 2, 3))
+        index.retract(placement)
+        index.first_token(placement)
+        assert index.match(chain(1, 2, 3)) == {}
 
 
 class TestForget:
@@ -257,13 +298,13 @@ class TestIsolation:
             index.predict("a", chain("burst", prompt, 1))
         assert [index.match(chain(prompt, 1, 2)) for prompt in range(5)] == [{"b": 3}] * 5
 
-    def test_other_replicas_in_the_same_chain_keep_theirs(self, index):
+    def test_other_replicas_in_the_same_chain_keep_theirs(self, learning):
         keys = chain(*range(8))
-        index.predict("a", keys)
-        index.predict("b", keys[:5])
-        index.retract(index.predict("c", keys))
-        index.resize("a", 3)
-        assert index.match(keys) == {"a": 3, "b": 5}
-        index.forget("b")
-        assert index.match(keys) == {"a": 3}
-        assert index.size() == 3
+        learning.predict("a", keys)
+        learning.predict("b", keys[:5])
+        learning.retract(learning.predict("c", keys))
+        learning.resize("a", 3)
+        assert learning.match(keys) == {"a": 3, "b": 5}
+        learning.forget("b")
+        assert learning.match(keys) == {"a": 3}
+        assert learning.size() == 3
