@@ -28,7 +28,8 @@ from proxy.shared.client import LinkDown
 from proxy.shared.layout import Changed, Followed, block_bytes, escape, handle_bytes, pack
 from proxy.shared.lease import KEEP, LEASE, ms
 from proxy.shared.log import Log
-from proxy.shared.pending import Call, Pending
+from proxy.shared.pending import Call, Part, Pending
+from proxy.shared.wire import Argument
 
 WAITING = 500_000
 """Block and handle changes that may wait; beyond that the whole is shorter."""
@@ -36,6 +37,8 @@ FULL_FIRST, FULL_LAST = 5.0, 300.0
 """Seconds until a Redis without memory is tried again: doubled each time."""
 REFUSALS = 5
 """Errors other than a lost connection after which the claim is given up."""
+PAUSE = 0.05
+"""Seconds after a failure."""
 _FULL = b"full"
 _NONE: array[int] = array("Q")
 
@@ -86,7 +89,7 @@ class Writer:
         if self._pending.size > self._most:
             self._pending.merge()
             self._most = max(WAITING, 2 * self._pending.size)
-            if self._pending.size > WAITING and not self._pending.begin:
+            if self._pending.size > WAITING and not self._pending.whole:
                 self.rewrite()
                 return
         self._start()
@@ -107,7 +110,7 @@ class Writer:
         if not self._written:
             return  # nothing is there to be lost
         if self._pending is not None:
-            self._counts.commits_dropped += len(self._pending.batches)
+            self._counts.commits_dropped += self._pending.count
             self._pending = None
         self._whole_due = True
         self._start()
@@ -116,7 +119,7 @@ class Writer:
         """Stop: another proxy ingests this replica, or may."""
         if not self.claim.lost.is_set():
             if self._pending is not None:
-                self._counts.commits_dropped += len(self._pending.batches)
+                self._counts.commits_dropped += self._pending.count
                 self._pending = None
             self._whole_due = False
             self.claim.lost.set()
@@ -129,9 +132,8 @@ class Writer:
             while not self.claim.lost.is_set():
                 await self._work.wait()
                 self._work.clear()
-                while self._pending is not None or self._whole_due:
-                    if (pending := self._take()) is not None:
-                        await self._write(pending)
+                while (part := self._take()) is not None:
+                    await self._write(part)
                 if self._mode != self._announced:
                     await self._announce()
                 self._idle.set()
@@ -147,50 +149,63 @@ class Writer:
         self._idle.clear()
         self._work.set()
 
-    def _take(self) -> Pending | None:
-        if not self._whole_due:
-            pending, self._pending = self._pending, None
-            return pending
-        whole = self.claim.whole() if self.claim.whole is not None else None
-        if whole is None:
-            self.lose()
-            return None
-        self._whole_due, self._pending = False, None
-        self._counts.rewrites += 1
-        pending = Pending(whole.epoch, begin=True)
-        pending.add(whole.seq, whole.delta)
-        return pending
-
-    async def _write(self, pending: Pending) -> None:
-        batches = len(pending.batches)
-        for call in pending.calls():
-            self._calls += 1
-            reply = await self._send(pending, call, self._calls)
-            if self.claim.lost.is_set():
-                return
-            if reply == scripts.FENCED:
-                self._counts.commits_refused += batches
+    def _take(self) -> Part | None:
+        """What is to be written next."""
+        if self._whole_due:
+            whole = self.claim.whole() if self.claim.whole is not None else None
+            if whole is None:
                 self.lose()
-                return
-            if reply == _FULL:
-                await self._drop(pending.epoch)
-                return
-            if reply not in {scripts.HELD, scripts.DONE}:
-                logger.info("Redis has lost what it held of %s (%s)", self.claim.replica, reply.decode())
-                self._counts.commits_dropped += batches
-                self.rewrite()
-                return
-            self._written = True
-            if call.begin:
-                self._announced = "events"
-            self._counts.changes += len(call.removed) + len(call.stored)
-        self._wait = 0.0
-        self._counts.commits += batches
+                return None
+            self._whole_due = False
+            self._counts.rewrites += 1
+            self._pending = Pending(whole.epoch, begin=True)
+            self._pending.add(whole.seq, whole.delta)
+        if self._pending is None or not self._pending.count:
+            return None
+        return self._pending.take()
 
-    async def _send(self, pending: Pending, call: Call, number: int) -> bytes:
-        """Make one call, again and again until there is an answer to it."""
+    async def _write(self, part: Part) -> None:
+        """Make the calls of a part; while Redis does one, the next is made ready."""
+        sent: asyncio.Task[bytes] | None = None
+        try:
+            for call in part.calls():
+                self._calls += 1
+                keys, args = self._command(part, call, self._calls)
+                if sent is not None and not await self._went_well(await sent, part):
+                    return
+                sent = asyncio.create_task(self._send(keys, args), name="a call of a commit")
+                await asyncio.sleep(0)
+                self._counts.changes += len(call.removed) + len(call.stored)
+            if sent is not None and await self._went_well(await sent, part):
+                self._counts.commits += part.batches
+                self._wait = 0.0
+                if part.begin:
+                    self._announced = "events"
+        finally:
+            if sent is not None:
+                sent.cancel()
+
+    async def _went_well(self, reply: bytes, part: Part) -> bool:
+        """Whether the next call may be made; whatever else must be done has been done."""
+        if reply in {scripts.HELD, scripts.DONE}:
+            self._written = True
+            return True
+        if self.claim.lost.is_set():
+            return False
+        if reply == scripts.FENCED:
+            self._counts.commits_refused += part.batches
+            self.lose()
+        elif reply == _FULL:
+            await self._drop(part.epoch)
+        else:
+            logger.info("Redis has lost what it held of %s (%s)", self.claim.replica, reply.decode())
+            self._counts.commits_dropped += part.batches
+            self.rewrite()
+        return False
+
+    def _command(self, part: Part, call: Call, number: int) -> tuple[tuple[str, ...], tuple[Argument, ...]]:
         names, log, claim = self._log.names, self._log, self.claim
-        replica, epoch = claim.replica, pending.epoch
+        replica, epoch = claim.replica, part.epoch
         body = pack(Changed(replica, epoch, call.begin, call.removed, call.stored))
         keys = (
             *(names.own(replica), names.rep(replica)),
@@ -199,10 +214,15 @@ class Writer:
         )
         args = (
             *(claim.token, ms(LEASE), ms(KEEP), escape(replica), escape(epoch)),
-            *(number, int(call.begin), int(call.last), pending.seq),
+            *(number, int(call.begin), int(call.last), part.seq),
             *(len(call.removed), len(call.stored), body, block_bytes(call.gone), handle_bytes(call.handles)),
             *(log.origin, log.most),
         )
+        return keys, args
+
+    async def _send(self, keys: tuple[str, ...], args: tuple[Argument, ...]) -> bytes:
+        """Make one call, again and again until there is an answer to it."""
+        log, claim = self._log, self.claim
         refusals = 0
         while not claim.lost.is_set():
             try:
@@ -216,9 +236,9 @@ class Writer:
                 self._counts.failures += 1
                 refusals += isinstance(error, ResponseError)
                 if refusals >= REFUSALS:
-                    logger.warning("Redis refuses what is known of %s: %s", replica, error)
+                    logger.warning("Redis refuses what is known of %s: %s", claim.replica, error)
                     self.lose()
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(PAUSE)
         return scripts.FENCED
 
     async def _drop(self, epoch: str) -> None:
