@@ -106,13 +106,16 @@ class Cluster:
         random.shuffle(known)
         why = ""
         for address in known:
-            pool = self._pool(address)
             try:
-                self._slots = _by_slot(await _ask(pool, "CLUSTER", "SLOTS"), address[0])
-            except (RedisError, OSError, TimeoutError) as error:
+                slots = _by_slot(await _ask(self._pool(address), "CLUSTER", "SLOTS"), address[0])
+            except (RedisError, OSError) as error:
                 why = f"{spell(address)}: {error or 'no answer'}"
-            else:
-                return frozenset(self._slots)
+                continue
+            self._slots = slots
+            for primary in (primaries := frozenset(slots)):
+                if b"cluster_state:ok" not in await _ask(self._pool(primary), "CLUSTER", "INFO"):
+                    raise ResponseError(f"the cluster is down, says {spell(primary)}")
+            return primaries
         raise ResponseError(f"no node of the cluster can say where the slots are ({why})")
 
     def node(self, commands: Sequence[Command]) -> Address:

@@ -5,31 +5,21 @@ import logging
 import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from redis import exceptions
 
 from proxy.config import Settings
 from proxy.redis_url import parse
-from proxy.shared.client import CONNECTIONS, DEADLINE, Link, LinkDown, Script, connect
+from proxy.shared.client import CONNECTIONS, DEADLINE, Link, LinkDown, Script
 from tests.support.eventually import eventually, turns
-from tests.support.redis import Server, free_port, replicated
+from tests.support.redis import Server, down, free_port, linked, replicated, up
 from tests.support.tcp_relay import Relay
 
 CERTIFICATES = Path(__file__).parents[1] / "data" / "tls"
 ECHO = Script("return {redis.call('GET', KEYS[1]), ARGV[1]}")
-
-
-@asynccontextmanager
-async def linked(url: str) -> AsyncIterator[Link]:
-    link = await connect(SimpleNamespace(redis_url=url, redis_timeout_ms=2.0))
-    try:
-        yield link
-    finally:
-        await link.close()
 
 
 @pytest.fixture
@@ -49,14 +39,6 @@ async def link(relay) -> AsyncIterator[Link]:
     async with linked(relay.url) as it:
         assert it.up
         yield it
-
-
-async def down(link: Link) -> None:
-    await eventually(lambda: not link.up, "the link is down")
-
-
-async def up(link: Link) -> None:
-    await eventually(lambda: link.up, f"the link is up: {link.why}", within=20)
 
 
 async def test_what_a_link_does(link):
@@ -151,6 +133,7 @@ async def test_X01_a_cancellation_at_any_moment(link, relay, server):
 async def test_X01_an_impatient_caller_is_not_held_against_redis(link, relay, server):
     await server.run("SET", "foo", "foo")
     await server.run("SET", "bar", "bar")
+    await link.call("PING")  # so that a connection is there
     relay.hold()
     for _ in range(5):
         with pytest.raises(exceptions.TimeoutError):

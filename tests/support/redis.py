@@ -10,12 +10,14 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
 from proxy.redis_url import Credentials
+from proxy.shared.client import Link, connect
 from proxy.shared.embedded import binary
 from proxy.shared.wire import Pool
 from tests.support.eventually import eventually
@@ -119,6 +121,24 @@ class Server:
                 ready.set()
         await process.wait()
         ready.set()
+
+
+@asynccontextmanager
+async def linked(url: str) -> AsyncIterator[Link]:
+    """A link, whether or not it is up."""
+    link = await connect(SimpleNamespace(redis_url=url, redis_timeout_ms=2.0))
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+async def down(link: Link) -> None:
+    await eventually(lambda: not link.up, "the link is down", within=PATIENCE)
+
+
+async def up(link: Link) -> None:
+    await eventually(lambda: link.up, "the link is up", within=PATIENCE)
 
 
 def _write(file: Path, text: str) -> None:
