@@ -1,4 +1,4 @@
-"""The command line: `warmroute serve`, `warmroute policies`, `warmroute --version`.
+"""The command line: `warmroute serve`, `warmroute policies`, `warmroute key`, `warmroute --version`.
 
 Reads settings, checks that it runs from its own packages, and hands over to `proxy.app`. What a person got
 wrong is one sentence on standard error and exit status 2, never a traceback.
@@ -13,11 +13,12 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 
 from policies import registry
+from proxy import keys_file
 from proxy.explain import catalogue, effective, usage
 from proxy.sources import CONFIG, ConfigError, Loaded, load, read_file, read_flags, read_variables, variable
 
 DISTRIBUTION = "warmroute"
-COMMANDS = ("serve", "policies")
+COMMANDS = ("serve", "policies", "key")
 _SWITCHES = ("print_config", "check_config")
 
 
@@ -38,7 +39,7 @@ def _run(arguments: list[str]) -> int:
     command = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "serve"
     if command not in COMMANDS:
         match = get_close_matches(command, COMMANDS, n=1)
-        fix = f"did you mean {match[0]}?" if match else f"there are {' and '.join(COMMANDS)}"
+        fix = f"did you mean {match[0]}?" if match else f"there are {', '.join(COMMANDS)}"
         raise ConfigError(f"{command!r} is not a command: {fix}")
     if {"-h", "--help"} & set(arguments):
         return _say(usage())
@@ -46,6 +47,8 @@ def _run(arguments: list[str]) -> int:
         return _say(f"{DISTRIBUTION} {_version()}\n")
     if command == "serve":
         return _serve(arguments)
+    if command == "key":
+        return _make_key(arguments)
     if arguments:
         raise ConfigError(f"warmroute {command} takes no arguments: leave out {' '.join(arguments)}")
     return _say(catalogue(registry.describe()))
@@ -66,6 +69,18 @@ def _serve(arguments: Sequence[str]) -> int:
     from proxy import app  # noqa: PLC0415 - everything above answers without loading the server
 
     return app.run(loaded.settings)
+
+
+def _make_key(arguments: Sequence[str]) -> int:
+    """Make an API key: the line for the file on standard output, the key itself on standard error."""
+    if len(arguments) != 1:
+        raise ConfigError("warmroute key takes the caller's name: warmroute key NAME >> KEYS_FILE")
+    try:
+        key, line = keys_file.make(arguments[0])
+    except ValueError as error:
+        raise ConfigError(f"the name {arguments[0]!r} cannot be used: it {error}") from None
+    sys.stderr.write(f"the key, which is shown this once: {key}\n")
+    return _say(line)
 
 
 def _settings(arguments: Sequence[str]) -> tuple[Loaded, set[str]]:

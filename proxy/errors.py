@@ -34,6 +34,12 @@ class Unauthorized(ProxyError):
     status, type, code = 401, "authentication_error", "invalid_admin_token"
 
 
+class InvalidKey(Unauthorized):
+    """The API key is missing or wrong."""
+
+    type, code = "invalid_request_error", "invalid_api_key"
+
+
 class NotFound(ProxyError):
     """Nothing is served at this path."""
 
@@ -64,10 +70,26 @@ class ExpectationFailed(ProxyError):
     status, type, code = 417, "invalid_request_error", "expectation_failed"
 
 
+class RateLimited(ProxyError):
+    """The caller has used up what its key allows a minute; `type` is of what: `requests` or `tokens`."""
+
+    status, code = 429, "rate_limit_exceeded"
+
+    def __init__(self, kind: str, message: str, *, retry_after: float) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.type = kind
+
+
 class HeadersTooLarge(ProxyError):
     """The request's header fields are over the limit."""
 
     status, type, code = 431, "invalid_request_error", "headers_too_large"
+
+
+class Shed(ProxyError):
+    """There is not room for this request in time."""
+
+    status, type, code = 429, "rate_limit_error", "overloaded"
 
 
 class InternalError(ProxyError):

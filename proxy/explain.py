@@ -20,10 +20,12 @@ warmroute sends each LLM request to the replica whose KV cache is warm for its p
 
 usage: warmroute [serve] [--NAME VALUE ...] [--config FILE] [--check-config | --print-config]
        warmroute policies
+       warmroute key NAME
        warmroute --version | --help
 
   serve            the proxy (the command when none is named)
   policies         the policies with their parameters and defaults
+  key NAME         make an API key: the line for api_keys_file on standard output, the key on standard error
   --config FILE    YAML file of settings (or WARMROUTE_CONFIG)
   --check-config   say whether the settings are valid, and exit
   --print-config   print the settings in force and where each came from, and exit

@@ -1,5 +1,6 @@
 """The command line: what it starts, what it prints, how it refuses."""
 
+import hashlib
 import subprocess
 import sys
 from importlib import metadata
@@ -52,7 +53,7 @@ def test_the_file_is_named_by_flag_or_variable(by_variable, started, monkeypatch
         ([], "no replica is named: set WARMROUTE_REPLICAS="),
         (["--check-config"], "no replica is named"),
         (["polices"], "'polices' is not a command: did you mean policies?"),
-        (["xyzzy"], "there are serve and policies"),
+        (["xyzzy"], "there are serve, policies, key"),
         (["policies", "--all"], "takes no arguments"),
         ([*REPLICA, "--prot", "1"], "--prot is not a setting: did you mean --port?"),
         ([*REPLICA, "stray"], "'stray' is not understood"),
@@ -154,3 +155,20 @@ def test_module_and_reader_that_leaves():
     assert run.stderr.read() == b""
     run.stderr.close()
     assert run.wait(30) == 0
+
+
+def test_key_prints_the_line_for_the_file_and_says_the_key_aside(capsys):
+    assert cli.main(["key", "team-a"]) == 0
+    said = capsys.readouterr()
+    (entry,) = yaml.safe_load(said.out)
+    key = said.err.split()[-1]
+    assert entry == {"name": "team-a", "sha256": hashlib.sha256(key.encode()).hexdigest()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "takes the caller's name"), (["a", "b"], "takes the caller's name"), (["a b"], "letters, digits")],
+)
+def test_key_needs_one_proper_name(capsys, arguments, words):
+    assert cli.main(["key", *arguments]) == 2
+    assert words in capsys.readouterr().err
