@@ -11,6 +11,9 @@ COMMANDS = {
     "hop": "CPU a request costs in the proxy, beside any other proxy",
     "demo": "the whole thing without a GPU, round robin against prefix_cost",
     "proxies": "several proxies with and without a common index, against one",
+    "takeover": "the proxy that follows the replicas' events is killed: how long until another does",
+    "warmup": "a proxy that starts against a large index in Redis: how long until it knows it",
+    "agreement": "what proxies foretell against what running replicas report",
     "real": "round robin against prefix_cost on running real replicas",
 }
 

@@ -37,6 +37,14 @@ class Process:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def resident_bytes(self) -> int:
+        """Memory that it occupies; 0 where /proc does not tell."""
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except OSError:
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
 
 def machine_cpu_seconds() -> float:
     """Busy time of all cores together so far; 0 where /proc does not tell."""
