@@ -30,22 +30,24 @@ START = 10.0
 MEMORY = "2gb"
 """What it may hold: three times what 5M blocks need. A full server refuses writes, which is seen and counted;
 one that evicted would punch holes into prefixes, or drop a whole replica's set."""
+SHELL = "/bin/sh"
 _LONGEST_PATH = 100
 """Bytes; what a Unix socket's address can hold, less a few (Linux 108, macOS 104)."""
 
-# $1: the directory; the rest: the server and its options. `wait` keeps the server's pid from being reused
-# while the watcher may still signal it.
+# $1: the directory; the rest: the server and its options. The shell says nothing itself: its reader may
+# be gone, and SIGPIPE would end it. Until `wait` returns, the pid is the server's and nobody else's.
 _SUPERVISOR = """
 directory=$1; shift
 exec 3<&0
 "$@" </dev/null 3<&- &
 server=$!
-{ read -r _ <&3; kill -9 "$server"; } 2>/dev/null &
+exec >/dev/null 2>&1
+{ read -r _ <&3; kill -9 "$server"; rm -rf -- "$directory"; } &
 watcher=$!
 exec 3<&-
 wait "$server"
 status=$?
-kill "$watcher" 2>/dev/null
+kill "$watcher"
 rm -rf -- "$directory"
 exit "$status"
 """
@@ -104,10 +106,10 @@ class Embedded:
 
     async def close(self) -> None:
         """End the server and remove its directory."""
-        if (process := self._process) is not None and process.stdin is not None:
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
             process.stdin.close()
             await process.wait()
-        self._process = None
         await self._tasks.close()
 
     async def _start(self) -> None:
@@ -116,35 +118,42 @@ class Embedded:
         self._socket = str(directory / "valkey.sock")
         self._lines.clear()
         self._ready.clear()
+        spawn = asyncio.create_subprocess_exec(
+            SHELL,
+            *("-c", _SUPERVISOR, "warmroute-valkey", str(directory), str(server)),
+            *_options(directory, self._socket),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,  # Ctrl-C is for the proxy, which then still serves a while
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},  # and no secret of ours
+        )
+        spawning = asyncio.ensure_future(spawn)
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                "/bin/sh",
-                *("-c", _SUPERVISOR, "warmroute-valkey", str(directory), str(server)),
-                *_options(directory, self._socket),
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=STDOUT,
-                start_new_session=True,  # Ctrl-C is for the proxy, which then still serves a while
-                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},  # and no secret of ours
-            )
+            self._process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:  # a shell killed half-way would leave its server behind
+            self._process = await spawning
+            await self.close()
+            raise
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise NoServer(
-                f"the embedded Valkey needs /bin/sh ({error.strerror}): name a Redis in WARMROUTE_REDIS_URL, "
+                f"the embedded Valkey needs {SHELL} ({error.strerror}): name a Redis in WARMROUTE_REDIS_URL, "
                 "or set it to none"
             ) from None
         self._tasks.start("embedded server", self._read(self._process))
+        why = ""
         try:
             async with asyncio.timeout(START):
                 await self._ready.wait()
         except TimeoutError:
-            self._lines.append(f"it was not ready within {START:g} s")
+            why = f"it was not ready within {START:g} s"
             await self.close()
         except asyncio.CancelledError:
             await self.close()
             raise
         if not self.running:
-            why = self._lines[-1] if self._lines else "it gave no reason"
+            why = why or (self._lines[-1] if self._lines else "it gave no reason")
             raise NoServer(
                 f"the embedded Valkey {server} did not start ({why}): name a Redis in WARMROUTE_REDIS_URL, "
                 "or set it to none"
@@ -158,8 +167,10 @@ class Embedded:
             if b"ready to accept connections" in line.lower():
                 self._ready.set()
         await process.wait()
+        was_ready = self._ready.is_set()
         self._ready.set()
-        self._ended()
+        if was_ready and self._process is process:
+            self._ended()
 
 
 def _directory() -> Path:
