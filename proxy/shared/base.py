@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from proxy.fleet import NOTHING, Load
 from proxy.index.handles import Delta
 
 Mode = Literal["events", "stale", "learned"]
@@ -195,6 +196,12 @@ class Pool(Protocol):
     def forgotten(self, replica: str) -> None:
         """The replica was removed: whatever is shared of it goes, and whoever ingests it must stop."""
 
+    def others(self, replica: str) -> Load:
+        """What the other proxies that live have under way there, a few tenths of a second ago.
+
+        Zero while that is not known.
+        """
+
 
 class Alone:
     """A pool of one: every claim is granted, and what is said goes nowhere."""
@@ -250,3 +257,7 @@ class Alone:
 
     def forgotten(self, replica: str) -> None:
         """Nobody listens."""
+
+    def others(self, replica: str) -> Load:  # noqa: ARG002 - of the protocol
+        """There are none."""
+        return NOTHING

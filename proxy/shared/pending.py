@@ -7,6 +7,7 @@ changes; the first call begins anew if the change does; only the last call may a
 
 from __future__ import annotations  # array[int] is no class before Python 3.12
 
+import sys
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,7 +88,7 @@ class Pending:
 
     def merge(self) -> None:
         """Let everything that cancels out cancel out."""
-        part = self.take(self.size)
+        part = self.take(sys.maxsize)
         self._begin = part.begin
         self._waiting.append((part.seq, part.batches, part.delta))
         self.count, self.size = part.batches, size_of(part.delta)

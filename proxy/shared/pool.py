@@ -206,7 +206,7 @@ class SharedPool:
         self._outbox.forget(replica)
 
     def others(self, replica: str) -> Load:
-        """What the other proxies have in flight at this replica; zero if that is not known."""
+        """See `Pool.others`."""
         return self._loads.others(replica)
 
     def _writer(self, claim: Claim) -> Writer | None:
