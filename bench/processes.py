@@ -133,8 +133,11 @@ async def proxies(
             one = proxy(replicas, policy, log, arguments=arguments)
             return await stack.enter_async_context(one)
 
-        async with asyncio.TaskGroup() as starting:
-            tasks = [starting.create_task(start(number)) for number in range(1, count + 1)]
+        try:
+            async with asyncio.TaskGroup() as starting:
+                tasks = [starting.create_task(start(number)) for number in range(1, count + 1)]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         yield [task.result() for task in tasks]
 
 
