@@ -76,13 +76,13 @@ class Probes:
         """Wait until each replica has been asked once."""
         await asyncio.gather(*(event.wait() for event in self._first.values()))
 
-    async def look(self, name: str) -> None:
+    async def look(self, name: str) -> bool:
         """Ask a replica at once: something about it looks like a restart.
 
-        When this returns, a restart has been told of, or the replica could not be asked.
+        When this returns, a restart has been told of; False if the replica could not be asked.
         """
-        if (spec := self._specs.get(name)) is not None:
-            await self._ask(spec)
+        spec = self._specs.get(name)
+        return spec is not None and await self._ask(spec)
 
     def refused(self, name: str) -> None:
         """A request found nobody listening."""

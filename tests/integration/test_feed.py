@@ -156,7 +156,7 @@ async def test_a_publisher_that_comes_back_is_joined_again(context):
         await eventually(lambda: log.connections == ["joined"], "joined")
         await publisher.stop()
         await eventually(lambda: log.connections == ["joined", "dropped"], "dropped")
-        publisher.start()
+        await publisher.start()
         await publisher.subscribed()
         await eventually(lambda: log.connections == ["joined", "dropped", "joined"], "joined again")
         await publisher.send(b"new")

@@ -8,6 +8,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tests.support.eventually import eventually
+
 END = b"\xff" * 8
 
 
@@ -68,14 +70,14 @@ class Publisher:
         self._serving: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self.start()
+        await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-        self._context.term()
+        self._context.destroy(linger=0)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """A new process at the same address: it numbers from 0 and remembers nothing."""
         self.sequence = 0
         self.buffer.clear()
@@ -84,8 +86,8 @@ class Publisher:
         self._router = self._context.socket(zmq.ROUTER)
         for socket in (self._pub, self._router):
             socket.linger = 0
-        self._pub.bind(self.endpoint)
-        self._router.bind(self.replay_endpoint)
+        await _bind(self._pub, self.endpoint)
+        await _bind(self._router, self.replay_endpoint)
         self.endpoint = self._pub.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         self.replay_endpoint = self._router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         self._serving = asyncio.get_running_loop().create_task(self._replay())
@@ -139,3 +141,18 @@ class Publisher:
             if self.batches_a_replay is None:
                 nothing = [b""] if self.replays_topic else []
                 await self._router.send_multipart([client, empty, *nothing, END, b""])
+
+
+async def _bind(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    """Bind, once whoever was bound there before has let go: ZMQ closes behind one's back."""
+
+    def bound() -> bool:
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise
+            return False
+        return True
+
+    await eventually(bound, f"{endpoint} is free")
