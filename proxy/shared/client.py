@@ -12,7 +12,6 @@ Every failure is a `redis.exceptions.RedisError`: `LinkDown` for what was never 
 import asyncio
 import hashlib
 import random
-import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -22,8 +21,9 @@ from redis import exceptions
 from proxy.logs import logger
 from proxy.redis_url import Address, RedisURL, parse, spell
 from proxy.shared.embedded import Embedded
+from proxy.shared.servers import Servers
 from proxy.shared.topology import Cluster, Sentinel, Single, Topology
-from proxy.shared.wire import CONNECT, Argument, Command, Pool, Reply, context
+from proxy.shared.wire import CONNECT, Argument, Command, Reply
 from proxy.tasks import Tasks
 
 DEADLINE = 1.0
@@ -34,11 +34,6 @@ FIRST_DELAY, LAST_DELAY = 0.02, 2.0
 """Seconds between two attempts to reach a Redis that is away: doubled each time, and scattered."""
 STEADY = 5.0
 """Seconds that Redis must stay before the delays begin anew."""
-CONNECTIONS = 10
-"""Connections to one server for commands."""
-BLOCKING = 64
-"""Connections to one server for commands that block there, each on its own."""
-
 _DEMOTED = ("READONLY", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN")
 """In the error reply of a server that is no longer, or not yet, the one to ask."""
 
@@ -98,9 +93,8 @@ class Link:
         self.reconnects = 0
         """Times that it came up after it had been up before."""
         self._url = url
-        self._tls: ssl.SSLContext | None = None
+        self._servers = Servers(url)
         self._topology = self._choose()
-        self._pools: dict[Address, tuple[Pool, Pool]] = {}
         self._primaries: frozenset[Address] = frozenset()
         self._generation = 0
         self._was_up = False
@@ -127,9 +121,7 @@ class Link:
         self.up = False
         self.why = "it was closed"
         self._risen.clear()
-        for pools in self._pools.values():
-            for pool in pools:
-                pool.reset(now=True)
+        self._servers.keep(frozenset())
         await self._topology.close()
 
     def on_up(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -215,13 +207,14 @@ class Link:
 
     async def _exchange(self, commands: Sequence[Command], *, blocking: bool) -> list[Reply]:
         address = self._topology.node(commands)
-        replies = await self._pool(address)[blocking].exchange(commands)
+        pool_of = self._servers.blocking if blocking else self._servers.commands
+        replies = await pool_of(address).exchange(commands)
         sent_on = [reply for reply in replies if isinstance(reply, exceptions.AskError)]
         if len(sent_on) < len(commands):
             return replies
         # Every command was refused because its slot is elsewhere: none was done, so all may be sent there.
         first = sent_on[0]
-        pool = self._pool((first.host or address[0], first.port))[blocking]
+        pool = pool_of((first.host or address[0], first.port))
         if isinstance(first, exceptions.MovedError):
             self._wake.set()
             return await pool.exchange(commands)
@@ -267,7 +260,7 @@ class Link:
         for address in primaries:
             try:
                 async with asyncio.timeout(CONNECT):
-                    pong, role = await self._pool(address)[1].exchange([("PING",), ("ROLE",)])
+                    pong, role = await self._servers.blocking(address).exchange([("PING",), ("ROLE",)])
             except TimeoutError:
                 raise exceptions.TimeoutError(f"{spell(address)} does not answer") from None
             _checked([pong])
@@ -279,9 +272,7 @@ class Link:
         if self.up and primaries != self._primaries:
             self._lower("the primary has changed", self._generation)
         self._primaries = primaries
-        for address in self._pools.keys() - primaries - frozenset(self._url.addresses):
-            for pool in self._pools.pop(address):
-                pool.reset(now=True)
+        self._servers.keep(primaries.union(self._url.addresses))
         if self.up:
             return
         away = time.monotonic() - self.since
@@ -307,43 +298,20 @@ class Link:
             self._risen.clear()
             self._wake.set()
         # Nothing may stay connected to a server that was demoted, or behind a name that now is another's.
-        for commands, blocking in self._pools.values():
-            commands.reset()
-            blocking.reset(now=True)
-        self._tls = None  # certificates may have been renewed
+        self._servers.reset()
         self.why = why
         if why not in self._told:
             self._told.add(why)
             logger.warning("Redis (%s) is away, requests go on without it: %s", self._url, why)
-
-    def _pool(self, address: Address) -> tuple[Pool, Pool]:
-        """The connections for commands, and those for what blocks."""
-        if (pools := self._pools.get(address)) is None:
-            url = self._url
-            tls = self._context if url.tls is not None else None
-            pools = self._pools[address] = (
-                Pool(address, url.credentials, db=url.db, tls=tls, size=CONNECTIONS),
-                Pool(address, url.credentials, db=url.db, tls=tls, size=BLOCKING),
-            )
-        return pools
-
-    def _context(self) -> ssl.SSLContext:
-        assert self._url.tls is not None
-        if self._tls is None:
-            self._tls = context(self._url.tls)
-        return self._tls
 
     def _choose(self) -> Topology:
         url = self._url
         if url.kind == "embedded":
             return Embedded(lambda: self._lower("the embedded server ended", self._generation))
         if url.kind == "sentinel":
-            tls = self._context if url.tls is not None else None
-            return Sentinel(
-                url.addresses, url.service, lambda each: Pool(each, url.sentinel, tls=tls, size=1)
-            )
+            return Sentinel(url.addresses, url.service, self._servers.sentinel)
         if url.kind == "cluster":
-            return Cluster(url.addresses, lambda each: self._pool(each)[1])
+            return Cluster(url.addresses, self._servers.blocking)
         return Single(url.addresses[0])
 
 
