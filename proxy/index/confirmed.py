@@ -24,8 +24,8 @@ from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import TypeVar
 
-STEP = 2_000
-"""Entries swept in one step: about half a millisecond."""
+STEP = 1_000
+"""Entries swept in one step: 0.3 to 0.7 ms, by what the processor's caches still hold of the tables."""
 SMALL = 256
 """CPython has one object for each int up to here."""
 REMEMBERED_MASKS = 4_096

@@ -62,11 +62,11 @@ class Overlay:
 
     def extend(self, held: dict[str, int], keys: array[int], confirmed: Callable[[str, int], bool]) -> None:
         """Continue the confirmed depths in `held` by what is pending, and what is confirmed behind that."""
-        for name in self._replicas:
-            before = held.get(name, 0)
-            depth = self.depth(name, keys, before, confirmed)
-            if depth > before:
-                held[name] = depth
+        end = len(keys)
+        for name, pending in self._replicas.items():
+            depth = held.get(name, 0)
+            if depth < end and keys[depth] in pending.owners:
+                held[name] = self.depth(name, keys, depth, confirmed)
 
     def depth(self, replica: str, keys: array[int], depth: int, confirmed: Callable[[str, int], bool]) -> int:
         """How far `keys` are held, unbroken, if `depth` of them are confirmed."""

@@ -175,6 +175,12 @@ class Comparison(RuleBasedStateMachine):
         placement, _, _, replica = self.open[which % len(self.open)]
         self.apply(replica, stored=placement.keys[: max(0, len(placement.keys) - short)])
 
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0), kept=st.integers(0, 4))
+    def evicted(self, which, kept):
+        placement, _, _, replica = self.open[which % len(self.open)]
+        self.apply(replica, removed=placement.keys[kept:])
+
     @rule(replica=replicas, removed=blocks)
     def removed(self, replica, removed):
         self.apply(replica, removed=removed)

@@ -119,6 +119,22 @@ class TestEvents:
         index.tick()
         assert index.match(keys) == {"a": 5}
 
+    def test_a_prompt_that_was_answered_has_its_time_too(self, index, clock):
+        keys = fresh(8)
+        placement = index.predict("a", keys[:5])
+        index.predict("a", keys, after=placement)
+        clock.now += 3
+        index.tick()
+        assert index.match(keys) == {}
+
+    def test_a_block_that_was_removed_was_there_before_so_it_is_not_predicted_any_more(self, index):
+        keys = fresh(8)
+        index.predict("a", keys)
+        remove(index, "a", keys[5:6])
+        assert index.match(keys) == {"a": 5}
+        remove(index, "a", keys[7:])
+        assert index.match(keys) == {}
+
     def test_predictions_are_bounded_by_the_cache_and_the_oldest_go(self, index):
         index.resize("a", 100)
         prompts = [fresh(30, number) for number in range(1000)]
