@@ -15,8 +15,12 @@ from bench.engine_model import EngineModel, EngineSpec
 from bench.prompts import Keys
 from bench.workloads import Arrival
 from policies.base import Policy
+from proxy.admission import Admission
+from proxy.concurrency import Allowance
+from proxy.errors import Shed
 from proxy.fleet import Description, Fleet
 from proxy.index.memory import MemoryIndex
+from proxy.priority import Priority
 from proxy.router import Lease, Router, RouteRequest
 
 MODEL = "simulated"
@@ -47,6 +51,12 @@ class Outcome:
     ttft: float = 0.0
     """Seconds from due time to first token."""
     e2e: float = 0.0
+    priority: str = "standard"
+    caller: str = ""
+    queue: float = 0.0
+    """Seconds it waited in the proxy."""
+    shed: bool = False
+    """Turned away with 429: it has no times."""
 
 
 @dataclass(slots=True)
@@ -73,16 +83,40 @@ def prepare(arrivals: Sequence[Arrival], spec: EngineSpec) -> tuple[list[Job], i
     return jobs, len(arrivals) - len(jobs)
 
 
-def simulate(jobs: Sequence[Job], policy: Policy, spec: EngineSpec, replicas: int, seed: int) -> Run:
-    """Route the jobs with one policy, from empty caches and an empty index."""
-    return _Simulation(policy, spec, replicas, seed).run(jobs)
+def simulate(
+    jobs: Sequence[Job],
+    policy: Policy,
+    spec: EngineSpec,
+    replicas: int,
+    seed: int,
+    *,
+    concurrency: str | int = "none",
+    priority: Priority | None = None,
+) -> Run:
+    """Route the jobs with one policy, from empty caches and an empty index.
+
+    `concurrency` and `priority` are the proxy's settings of those names.
+    """
+    return _Simulation(policy, spec, replicas, seed, concurrency, priority or Priority()).run(jobs)
 
 
 class _Simulation:
-    def __init__(self, policy: Policy, spec: EngineSpec, replicas: int, seed: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        spec: EngineSpec,
+        replicas: int,
+        seed: int,
+        concurrency: str | int,
+        priority: Priority,
+    ) -> None:
         self.now = 0.0
         self.spec = spec
         self.fleet = Fleet(lambda: self.now)
+        self.fleet.limit(concurrency)
+        self.admission = Admission(self.fleet, priority)
+        self.fleet.freed = self.admission.pump
+        self.ranks = {name: rank for rank, name in enumerate(priority.classes)}
         self.engines: dict[str, EngineModel] = {}
         index = MemoryIndex()
         for i in range(replicas):
@@ -107,25 +141,50 @@ class _Simulation:
         return self.result
 
     def _dispatch(self, number: str, job: Job) -> None:
+        """Let a request in, or have it wait: as `proxy.dispatch` does."""
         arrival, keys, tokens = job
+        rank = self.ranks[arrival.priority]
         size = self.spec.block_size
         start = min(len(keys), max(1, AFFINITY_TOKENS // size))
-        lease = self.router.route(
-            RouteRequest(
-                MODEL,
-                keys,
-                tokens,
-                block_tokens=size,
-                affinity=keys[start - 1] if start else 0,
-                session=arrival.session,
-                stream=True,
-            )
+        route = RouteRequest(
+            MODEL,
+            keys,
+            tokens,
+            block_tokens=size,
+            affinity=keys[start - 1] if start else 0,
+            session=arrival.session,
+            stream=True,
+            allowed=self.admission.allowed(rank, self.now),
+            urgency=self.admission.classes[rank].urgency,
         )
-        name = lease.replica.name
-        outcome = Outcome(arrival.group, arrival.due, tokens, arrival.output_tokens, name)
+        outcome = Outcome(arrival.group, arrival.due, tokens, arrival.output_tokens, "")
+        outcome.priority, outcome.caller = arrival.priority, arrival.caller
+        self.result.outcomes.append(outcome)
+        if self.admission.passes(MODEL, 1, route.allowed):
+            self._send(number, job, route, outcome)
+            return
+
+        def ready(allowed: Allowance | None) -> None:
+            outcome.queue = self.now - outcome.due
+            if allowed is None:
+                outcome.shed = True
+                self.admission.late(rank)
+            else:
+                route.allowed = allowed
+                self._send(number, job, route, outcome)
+
+        uncached = tokens - max(self.router.matches(route).values(), default=0)
+        try:
+            self.admission.enter(MODEL, rank, arrival.caller, uncached, 1, ready)
+        except Shed:
+            outcome.shed = True
+
+    def _send(self, number: str, job: Job, route: RouteRequest, outcome: Outcome) -> None:
+        arrival, keys, tokens = job
+        lease = self.router.route(route)
+        name = outcome.replica = lease.replica.name
         self.open[number] = lease, outcome
         result = self.result
-        result.outcomes.append(outcome)
         result.requests[name] += 1
         result.decisions[lease.decision] = result.decisions.get(lease.decision, 0) + 1
         self.engines[name].submit(self.now, number, keys, tokens, arrival.output_tokens)
@@ -161,6 +220,7 @@ class _Simulation:
             self.poll_due = now + POLL_SECONDS
             for name, engine in self.engines.items():
                 self.fleet.replicas[name].view.kv_usage = engine.kv_usage
+            self.admission.expire()
 
 
 def pooled_hits(jobs: Sequence[Job], blocks: int, block_size: int) -> list[int]:

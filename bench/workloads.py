@@ -33,6 +33,8 @@ class Arrival:
     prompt: Prompt
     output_tokens: int
     session: str | None = None
+    priority: str = "standard"
+    caller: str = ""
 
     @property
     def prompt_tokens(self) -> int:

@@ -10,6 +10,7 @@ never filters. Unknown is None, never zero.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Protocol
 
@@ -35,6 +36,8 @@ class Replica:
     """Seconds a sequence holds its slot, from the start of its prefill to the end of its stream, learned."""
     kv_usage: float | None = None
     """Share of the KV cache that running sequences hold, 0 to 1."""
+    limit: float = inf
+    """Sequences that it is given at once. The router sends more only where every candidate is full."""
     recent_tokens: float = 0.0
     """Uncached prompt tokens sent here lately: a sum that decays with the fleet's time constant."""
 
@@ -52,6 +55,8 @@ class Request:
     session: str | None = None
     """The client's affinity key, if it sent one."""
     sequences: int = 1
+    urgency: float = 1.0
+    """What a second of waiting counts, as a multiple of what it does to an ordinary request."""
 
 
 @dataclass(slots=True)

@@ -72,6 +72,7 @@ class PrefixCost:
         fleet_rate = rates / len(replicas)
         alpha /= fleet_rate
         balance, per_decode = self.balance / fleet_rate, 1.0 / self.decode_share
+        urgency = request.urgency
         costs = []
         pressures: list[float] = []
         for replica in replicas:
@@ -79,13 +80,14 @@ class PrefixCost:
             work: float = replica.queued_tokens
             if held < tokens:
                 work += (tokens - held) * (1.0 + replica.running * per_decode)
-            cost = work / replica.prefill_rate + replica.base_ttft + balance * replica.recent_tokens
+            cost = urgency * (work / replica.prefill_rate + replica.base_ttft)
+            cost += balance * replica.recent_tokens
             if best:
                 waiting = replica.in_flight - replica.running
                 cost += alpha * (best - (held / waiting if waiting > 1 else held))
             slots = replica.slots
             if slots is not None and replica.in_flight >= slots:
-                cost += self._slot_wait(replica, slots)
+                cost += urgency * self._slot_wait(replica, slots)
             kv_usage = replica.kv_usage
             if kv_usage is not None:
                 pressures.append(kv_usage)

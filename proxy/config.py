@@ -29,7 +29,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from policies import registry
 from proxy import redis_url
-from proxy.spec import Frozen, ReplicaSpec, Text, parse_json, parse_replicas, split_commas
+from proxy.priority import Priority, pairs
+from proxy.spec import Frozen, ReplicaSpec, Text, parse_replicas, split_commas
 
 MASK = "**********"
 """What stands for a secret wherever settings are shown."""
@@ -38,7 +39,6 @@ LATER = frozenset(
     (
         "api_keys_file",
         "canary",
-        "priority",
         "record",
         "salt_per_key",
         "trusted_proxies",
@@ -46,23 +46,6 @@ LATER = frozenset(
     )
 )
 """Settings that are promised but not built yet: refused rather than ignored."""
-
-
-def _aliases(value: Any) -> Any:
-    """`name=model,other=model` or an object, as an object."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("{"):
-        return parse_json(value)
-    aliases: dict[str, str] = {}
-    for pair in split_commas(value):
-        name, equals, model = (part.strip() for part in pair.partition("="))
-        if not (name and equals and model):
-            raise ValueError("should be written name=model,other=model")
-        if name in aliases:
-            raise ValueError(f"names the alias {name!r} twice")
-        aliases[name] = model
-    return aliases
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$", max_length=64)]
@@ -94,6 +77,9 @@ class Limits(Frozen):
     """replicas that one request may be sent to before it fails"""
     retry_budget: Annotated[float, Field(ge=0, le=1)] = 0.1
     """retries per request over the last 10 s; a few are always allowed"""
+    concurrency: PositiveInt | Literal["none", "adaptive"] = "adaptive"
+    """sequences that a replica is given at once, the rest waits here: a number, none (no limit), or adaptive:
+    starts at what the engine runs, then follows the times to first tokens"""
     pool_size: PositiveInt = 128
     """idle connections kept per replica"""
 
@@ -153,7 +139,7 @@ class Settings(BaseSettings):
     """file that holds that key"""
     replace_auth: bool = False
     """true: send upstream_api_key in place of the client's credential, on every route"""
-    aliases: Annotated[dict[str, str], BeforeValidator(_aliases)] = {}
+    aliases: Annotated[dict[str, str], BeforeValidator(pairs("model"))] = {}
     """name=model,…: clients ask for name, replicas are asked for model"""
     timeouts: Timeouts = Timeouts()
     policy: str = "prefix_cost"
@@ -167,6 +153,7 @@ class Settings(BaseSettings):
     block_size: PositiveInt | Literal["auto"] = "auto"
     """tokens per block; auto: the engine's"""
     limits: Limits = Limits()
+    priority: Priority = Priority()
     cache_mb: PositiveInt = 256
     """megabytes for the tokens and keys of prompts seen lately"""
     groups: Annotated[tuple[Name, ...], BeforeValidator(split_commas)] = ("shared", "random")

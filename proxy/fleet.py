@@ -13,6 +13,8 @@ from math import exp
 from typing import Any, NamedTuple
 
 from policies import base
+from proxy import concurrency
+from proxy.concurrency import Limit
 from proxy.learning import FleetLine, ReplicaRate
 
 RECENT_SECONDS = 300.0
@@ -97,6 +99,7 @@ class Replica:
         "_without",
         "description",
         "elsewhere",
+        "limit",
         "rate",
         "reports_cached",
         "unseen",
@@ -105,11 +108,12 @@ class Replica:
         "view",
     )
 
-    def __init__(self, name: str, url: str, description: Description) -> None:
+    def __init__(self, name: str, url: str, description: Description, limit: Limit) -> None:
         self.url = url
         self.description = description
         self.up = False
-        self.view = base.Replica(name, slots=description.max_seqs)
+        self.view = base.Replica(name, slots=description.max_seqs, limit=limit.value)
+        self.limit = limit
         self.rate = ReplicaRate()
         self.reports_cached: bool | None = None
         """Whether its usage tells cached tokens; None until a reply has shown it."""
@@ -211,8 +215,14 @@ class Reservation:
             line.observe(tokens, seconds)
             replica.rate.observe(tokens, seconds, line)
             replica.judge(line)
+            view = replica.view
+            replica.limit.observe(
+                now, self.sent_at, self.uncached, self._ahead, view.in_flight, view.running
+            )
+            view.limit = replica.limit.value
         self._prefilled()
         replica.view.running += self.sequences
+        self._fleet.freed()
 
     def overdue(self, now: float) -> bool:
         """Whether an answer that comes in one piece has surely left its prefill behind."""
@@ -234,6 +244,7 @@ class Reservation:
             known = view.slot_time
             view.slot_time = held if known is None else known + SLOT_STEP * (held - known)
         view.in_flight -= self.sequences
+        self._fleet.freed()
 
     def _prefilled(self) -> None:
         self._prefilling = False
@@ -250,12 +261,16 @@ class Fleet:
         self.clock = clock
         self.replicas: dict[str, Replica] = {}
         self.line = FleetLine()
+        self.freed: Callable[[], None] = _nobody
+        """Told whenever there may be more room on a replica."""
+        self._concurrency: str | int = "none"
         self._serving: dict[str, list[base.Replica]] = {}
         self._ticked = clock()
 
     def add(self, name: str, url: str, description: Description | None = None) -> Replica:
         """Add a replica; it takes no traffic until it is up."""
-        replica = Replica(name, url, description or Description())
+        description = description or Description()
+        replica = Replica(name, url, description, self._limit(description))
         self.replicas[name] = replica
         self._serving.clear()
         return replica
@@ -268,6 +283,8 @@ class Fleet:
     def describe(self, name: str, description: Description) -> None:
         """Take in what a replica says of itself."""
         replica = self.replicas[name]
+        if description.max_seqs != replica.description.max_seqs:
+            self._give(replica, self._limit(description))
         replica.description = description
         replica.view.slots = description.max_seqs
         self._serving.clear()
@@ -293,6 +310,13 @@ class Fleet:
         replica.reports_cached, replica._without = None, 0  # noqa: SLF001 - the fleet owns its replicas
         replica.view.recent_tokens = 0.0
         replica.view.kv_usage = None
+        self._give(replica, self._limit(replica.description))
+
+    def limit(self, concurrency: str | int) -> None:
+        """Limit what each replica is given at once: `none`, `adaptive`, or so many sequences."""
+        self._concurrency = concurrency
+        for replica in self.replicas.values():
+            self._give(replica, self._limit(replica.description))
 
     def candidates(self, model: str) -> list[base.Replica]:
         """The replicas that may take a request for `model` now, in a stable order; any model if empty.
@@ -311,6 +335,13 @@ class Fleet:
         """Count a request against a replica from now on."""
         return Reservation(self, self.replicas[name], uncached, sequences, stream=stream)
 
+    def _limit(self, description: Description) -> Limit:
+        return concurrency.limit(self._concurrency, description.max_seqs, self.clock())
+
+    @staticmethod
+    def _give(replica: Replica, limit: Limit) -> None:
+        replica.limit, replica.view.limit = limit, limit.value
+
     def tick(self) -> None:
         """Let recent work fade and move overdue prefills on; cheap, called before each decision."""
         now = self.clock()
@@ -325,3 +356,7 @@ class Fleet:
             replica.judge(self.line)
             for reservation in [r for r in replica.unseen if r.overdue(now)]:
                 reservation.first_token(now)
+
+
+def _nobody() -> None:
+    """What waits for room while nothing limits the replicas: nothing."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from policies import base
+from proxy.concurrency import ALL, Allowance, has_room
 from proxy.errors import NoReplica
 from proxy.fleet import Fleet, Replica, Reservation
 from proxy.index.base import Placement, PrefixIndex
@@ -37,6 +38,10 @@ class RouteRequest:
     stream: bool = False
     exact: bool = True
     """False where tokens and blocks are estimates: then only a gross miss says something of the cache."""
+    allowed: Allowance = ALL
+    """What its class may take of each replica."""
+    urgency: float = 1.0
+    """What a second of waiting counts."""
     cache_read: bool = True
     """False where the engine computes the whole prompt even if it holds it."""
 
@@ -70,6 +75,12 @@ class Lease:
         self._index = index
         self._placement: Placement | None = None
         self._closed = False
+
+    @property
+    def foretold(self) -> bool:
+        """Whether `matched` says exactly what the replica should find cached, to a block."""
+        request = self.request
+        return request.exact and request.sequences == 1 and request.cache_read
 
     def place(self) -> None:
         """The replica is about to hold the prompt, as far as later decisions are concerned."""
@@ -143,11 +154,14 @@ class Router:
         if not candidates:
             raise NoReplica(f"no usable replica serves {request.model!r} right now", retry_after=1.0)
         matched = self.matches(request)
-        decision = self.policy.choose(
-            base.Request(request.tokens, matched, request.affinity, request.session, request.sequences),
-            candidates,
-            self.rng,
+        asking = base.Request(
+            request.tokens, matched, request.affinity, request.session, request.sequences, request.urgency
         )
+        decision = self.policy.choose(asking, candidates, self.rng)
+        if not has_room(decision.replica, request.sequences, request.allowed):
+            free = [view for view in candidates if has_room(view, request.sequences, request.allowed)]
+            if free:
+                decision = self.policy.choose(asking, free, self.rng)
         name = decision.replica.name
         lease = Lease(request, fleet.replicas[name], self.index)
         if matched:

@@ -1,0 +1,141 @@
+"""How many sequences a replica is given at once. Pure; told the time.
+
+What an engine has beyond what keeps it busy only waits there, first come first served; kept in the proxy
+instead it can still be overtaken. So the adaptive limit watches what waiting does to first tokens: the time
+to one, per token that had to be computed, against the same where nothing was ahead of it (a gradient, as in
+Netflix's concurrency-limits, but with a base line that needs no quiet hours). While it is hardly longer the
+limit rises; when it is much longer the limit falls, but never below what the replica is computing and one
+more: a limit that idles a replica raises every latency.
+
+Only streams teach it: when an answer in one piece began cannot be seen. Without streams it stays where it
+started.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, inf, log
+
+from policies import base
+
+UNKNOWN = 256
+"""Where a limit starts if the engine does not say how many sequences it runs: vLLM's own default."""
+LEAST, MOST = 2.0, 8192.0
+FIXED_TOKENS = 512.0
+"""What a first token costs that no prompt token accounts for, as tokens: HTTP and one step of the engine.
+The bench's three profiles put it at 60 to 580."""
+TOLERANCE = 2.0
+"""Times longer than alone that a first token may take: about one prefill ahead of each."""
+RISE, LOWEST_FALL = 0.1, 0.7
+"""What one step adds, and the least that one step leaves."""
+SAMPLES = 8
+"""First tokens that must have come since a step before the next."""
+CALM, SETTLE = 0.05, 0.5
+"""Weight of a sample in the base line; seconds that a step needs at least to show."""
+
+
+class Unlimited:
+    """No limit."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float = inf) -> None:
+        self.value = value
+
+    def observe(
+        self, now: float, sent_at: float, uncached: float, ahead: float, in_flight: int, running: int
+    ) -> None:
+        """Learn nothing."""
+
+
+class Fixed(Unlimited):
+    """A limit that a person chose."""
+
+    __slots__ = ()
+
+
+class Adaptive(Unlimited):
+    """A limit that follows the times to first tokens."""
+
+    __slots__ = ("_alone", "_binding", "_changed", "_count", "_sum")
+
+    def __init__(self, start: float | None, now: float) -> None:
+        super().__init__(float(start or UNKNOWN))
+        self._alone: float | None = None
+        """Mean logarithm of seconds a token where nothing was ahead; None before the first."""
+        self._changed = now
+        self._sum = 0.0
+        self._count = 0
+        self._binding = False
+        """Whether the limit has held anything back since it changed, or nearly so."""
+
+    def observe(
+        self, now: float, sent_at: float, uncached: float, ahead: float, in_flight: int, running: int
+    ) -> None:
+        """A first token has come: of a request sent at `sent_at` with `ahead` uncached tokens before its own.
+
+        `in_flight` and `running` are the sequences that the replica has now, and those of them that decode.
+        """
+        if now <= sent_at:
+            return
+        each = log((now - sent_at) / (FIXED_TOKENS + uncached))
+        if self._alone is None:
+            self._alone = each
+        elif ahead <= 0:
+            self._alone += CALM * (each - self._alone)
+        self._binding = self._binding or 2 * in_flight >= self.value
+        if sent_at < self._changed:  # it says how the limit before this one was
+            return
+        self._sum += each
+        self._count += 1
+        if self._count >= SAMPLES and now - self._changed >= SETTLE:
+            if self._binding:
+                self._step(exp(self._sum / self._count - self._alone), running)
+            self._changed, self._sum, self._count, self._binding = now, 0.0, 0, False
+
+    def _step(self, inflation: float, running: int) -> None:
+        if inflation <= TOLERANCE:
+            self.value = min(MOST, self.value + max(1.0, RISE * self.value))
+        else:
+            fallen = self.value * max(LOWEST_FALL, TOLERANCE / inflation)
+            self.value = max(LEAST, min(self.value, max(fallen, running + 1.0)))
+
+
+Limit = Unlimited
+
+
+def limit(concurrency: str | int, slots: int | None, now: float) -> Limit:
+    """The limit of a new replica: `none`, `adaptive`, or a number; `slots`: what the engine runs."""
+    if concurrency == "none":
+        return Unlimited()
+    if concurrency == "adaptive":
+        return Adaptive(slots, now)
+    return Fixed(float(concurrency))
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a class of requests may take of each replica."""
+
+    share: float = 1.0
+    """Of its limit."""
+    prefill: float = inf
+    """Seconds of prefill that may be ahead."""
+
+
+ALL = Allowance()
+
+
+def has_room(view: base.Replica, sequences: int, allowed: Allowance = ALL) -> bool:
+    """Whether a replica has room for so many more sequences of a class.
+
+    One that has nothing takes whatever comes: a request may be larger than any limit.
+    """
+    in_flight = view.in_flight
+    if in_flight + sequences > view.limit * allowed.share:
+        return not in_flight
+    return view.queued_tokens <= allowed.prefill * view.prefill_rate
+
+
+def any_room(views: Sequence[base.Replica], sequences: int, allowed: Allowance = ALL) -> bool:
+    """Whether a class may have so many more sequences on some of these replicas."""
+    return any(has_room(view, sequences, allowed) for view in views)
