@@ -183,36 +183,49 @@ def request_head(
 
 
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
-_NOTED = frozenset((b"content-encoding", b"expect", b"x-request-id", b"x-session-id"))
+_NOTED = frozenset(
+    (b"authorization", b"content-encoding", b"expect", b"x-api-key", b"x-request-id", b"x-session-id")
+)
+_FORWARDED_FOR = b"x-forwarded-for"
+_CLAIMS = frozenset((b"forwarded", b"x-real-ip"))
+_CLAIM = 2
+"""Passed on for those only whose word counts for where a request came from."""
 
 
 @lru_cache(maxsize=1024)  # clients send the same few names again and again
-def _name(name: bytes) -> tuple[bytes, bool, bool]:
+def _name(name: bytes) -> tuple[bytes, bool, int]:
     """A field's name in lower case, whether the proxy reads it, and whether the next hop gets it."""
     lower = name.lower()
-    ours = lower.startswith(b"x-warmroute-")
-    return lower, ours or lower in _NOTED, not ours and lower not in _NOT_FORWARDED
+    if lower.startswith(b"x-warmroute-"):
+        return lower, True, 0
+    if lower.startswith(b"x-forwarded-") or lower in _CLAIMS:
+        return lower, lower == _FORWARDED_FOR, _CLAIM
+    return lower, lower in _NOTED, lower not in _NOT_FORWARDED
 
 
 def forwardable(
-    fields: Iterable[tuple[bytes, bytes]], drop: frozenset[bytes] = frozenset()
+    fields: Iterable[tuple[bytes, bytes]], drop: frozenset[bytes] = frozenset(), *, trusted: bool = False
 ) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
     """The request fields that belong to the next hop, and those that the proxy itself reads.
 
     The first keep their order and number. Left out are hop-by-hop fields, those that `Connection` names, the
-    framing, `Host`, `Expect` (the proxy answers it), what is addressed to the proxy, and the lower-case names
-    in `drop`. The second, by lower-case name, are what is addressed to the proxy and the few others it needs;
-    of a field that comes twice the last value.
+    framing, `Host`, `Expect` (the proxy answers it), what is addressed to the proxy, the lower-case names in
+    `drop`, and, unless whoever sent it is `trusted`, what claims where the request came from. The second, by
+    lower-case name, are what is addressed to the proxy and the few others it needs; of a field that comes
+    twice the last value, of X-Forwarded-For the whole list.
     """
     kept = []
-    noted = {}
+    noted: dict[bytes, bytes] = {}
     named: set[bytes] | None = None
     for field in fields:
-        lower, is_noted, is_passed = _name(field[0])
+        lower, is_noted, passes = _name(field[0])
         if is_noted:
-            noted[lower] = field[1]
-        if is_passed:
-            if lower not in drop:
+            if lower == _FORWARDED_FOR and lower in noted:
+                noted[lower] += b", " + field[1]
+            else:
+                noted[lower] = field[1]
+        if passes:
+            if lower not in drop and (passes is not _CLAIM or trusted):
                 kept.append(field)
         elif lower == b"connection" and field[1].lower() not in (b"keep-alive", b"close"):
             named = (named or set()) | tokens(field[1])
