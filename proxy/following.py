@@ -18,7 +18,7 @@ from proxy.index.feed import Feed
 from proxy.index.handles import HandleBook, Root
 from proxy.index.sequence import Apply, Check, Replay, Restarted, Sequencer, Stale, Step
 from proxy.logs import logger
-from proxy.shared.base import Claim, Pool, Resume
+from proxy.shared.base import Claim, Pool, Resume, Whole
 from proxy.standing import Standing, Surroundings
 
 RESUMED_AT_ONCE = 4_096
@@ -73,6 +73,7 @@ class Following:
 
     async def open(self, resume: Resume | None) -> None:
         """Take over what another proxy has known of this process, and subscribe. Raises Unreachable."""
+        self._claim.whole = self._whole
         if resume is not None and self._lasting and resume.epoch.partition("+")[0] == self._base:
             await self._take_over(resume)
         else:
@@ -163,6 +164,12 @@ class Following:
         self._checking = False
         if not self.closed:  # as it is when the process was found to be another one
             self._do(self._sequencer.checked(restarted=False if told and self._lasting else None))
+
+    def _whole(self) -> Whole | None:
+        """All that is known, for a Redis that has lost it."""
+        if self.closed:
+            return None
+        return Whole(self._standing.epoch, self._standing.applied, self._book.whole())
 
     # ---- steps ----
 

@@ -123,6 +123,10 @@ class HandleBook:
         self._held.take()
         self._whole.take()
 
+    def whole(self) -> Delta:
+        """All that is held, as one change from nothing: for whoever has lost what `apply` told."""
+        return Delta(cleared=True, stored=array("Q", self._held.keys), handles=self._whole.all())
+
     def clear(self) -> Delta:
         """Forget everything: the engine has, or nobody knows what it still keeps."""
         self._odd = False

@@ -205,6 +205,11 @@ class Whole:
                 if copies > 1:
                     self._copies.add(handle, copies - 1)
 
+    def all(self) -> list[tuple[int, int, int]]:
+        """Return (handle, key, copies) of every handle that stands for one key."""
+        of = self._copies.of
+        return [(handle, key, of(handle)) for handle, key in self._handles.items() if isinstance(key, int)]
+
     def take(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Return the handles gone since the last call, and then (handle, key, copies) of those changed.
 

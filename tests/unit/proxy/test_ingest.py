@@ -518,6 +518,19 @@ async def test_what_another_proxy_left_of_another_process_is_not_taken_over(publ
         assert it.shared.told[0] == ("1.0", -1, True, [], [])
 
 
+async def test_what_the_other_proxies_have_lost_can_be_told_again(publisher):
+    async with rig(publisher) as it:
+        await publisher.publish(stored([1, 2, 3], tokens(3)), stored([1], tokens(1)), removed(2))
+        await it.holds(tokens(3), 1)
+        whole = it.shared.claims[-1].whole()
+        first, _, third = it.keys(tokens(3))
+        assert (whole.epoch, whole.seq, whole.delta.cleared) == ("1.0", 0, True)
+        assert sorted(whole.delta.stored) == sorted((first, third))
+        assert sorted(whole.delta.handles) == [(1, first, 2), (3, third, 1)]
+        it.ingest.following("a").close()
+        assert it.shared.claims[-1].whole() is None
+
+
 async def test_a_flush_is_known_before_the_engine_says_so(publisher):
     async with rig(publisher) as it:
         await publisher.publish(stored([1, 2], tokens(2)))
