@@ -309,9 +309,9 @@ async def test_connections_that_redis_closed_are_not_used(link, server, relay):
 
 
 async def test_a_redis_that_loads_is_away_until_it_has(tmp_path):
-    options = ("--key-load-delay", 20_000, "--loading-process-events-interval-bytes", 1024)
+    options = ("--key-load-delay", 10_000, "--loading-process-events-interval-bytes", 1024)
     async with Server(tmp_path) as server:
-        await server.run("MSET", *(word for n in range(100) for word in (f"key{n}", "x" * 100)))
+        await server.run("MSET", *(word for n in range(3000) for word in (f"key{n}", "x" * 100)))
         await server.run("SAVE")
         await server.kill()
         server.options = [str(option) for option in options]
@@ -319,6 +319,7 @@ async def test_a_redis_that_loads_is_away_until_it_has(tmp_path):
         async with linked(server.url) as link:
             await eventually(lambda: link.up or "loading" in link.why.lower())
             assert not link.up
+            await server.run("CONFIG", "SET", "key-load-delay", 0)  # it would take half a minute
             assert await starting
             await up(link)
             assert await link.call("GET", "key1") == b"x" * 100
