@@ -34,6 +34,9 @@ class Admin:
         index: PrefixIndex,
         pools: Pools,
         http: aiohttp.ClientSession,
+        *,
+        flushed: Callable[[str], None],
+        forget: Callable[[str], None],
     ) -> None:
         token = settings.admin_token
         self._token = None if token is None else token.get_secret_value().encode()
@@ -43,6 +46,10 @@ class Admin:
         self._index = index
         self._pools = pools
         self._http = http
+        self._flushed = flushed
+        """Told that an engine's cache is empty."""
+        self._forget = forget
+        """Told to begin anew with what is known of a replica's cache."""
         self._paths: dict[tuple[str, str], Callable[[], Awaitable[web.Response]]] = {
             ("GET", "/admin/replicas"): self._replicas,
             ("POST", "/admin/flush"): self._flush,
@@ -100,9 +107,9 @@ class Admin:
         }
 
     async def _flush(self) -> web.Response:
-        """Forget what every replica holds; what engines hold stays."""
+        """Forget what every replica holds, but for what its events say; what engines hold stays."""
         for name in self._fleet.replicas:
-            self._pools.forget(name)
+            self._forget(name)
         return _json({"flushed": sorted(self._fleet.replicas)})
 
     async def _policy(self) -> web.Response:
@@ -128,7 +135,7 @@ class Admin:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UpstreamFailed(f"replica {replica.name} did not answer ({type(error).__name__})") from error
         if reply.ok and request.method == "POST" and rest in ("reset_prefix_cache", "flush_cache", "sleep"):
-            self._pools.forget(replica.name)
+            self._flushed(replica.name)
         return web.Response(status=reply.status, body=content, headers={"Content-Type": kind})
 
 

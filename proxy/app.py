@@ -25,6 +25,7 @@ from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
 from proxy.index.told import ToldIndex
 from proxy.index.truth import TrueIndex
+from proxy.ingest import Ingest
 from proxy.ledger import FLUSH_SECONDS, Ledger
 from proxy.listener import Listener
 from proxy.logs import RequestLog, logger
@@ -38,7 +39,9 @@ from proxy.shared.base import Disagreement
 from proxy.shared.client import Link
 from proxy.sharing import Sharing
 from proxy.tasks import Tasks
+from proxy.truth_metrics import TruthMetrics
 from proxy.upstream import Pool
+from proxy.watch import Home
 
 INDEX_SECONDS = 0.1
 """Between two looks at what predictions have run out and what other proxies have in flight."""
@@ -85,17 +88,35 @@ class Proxy:
             self.fleet,
             self._http,
             self._tasks,
-            described=self.pools.described,
+            described=self._described,
             restarted=self._restarted,
+        )
+        self._ingest = Ingest(
+            self.fleet,
+            self.index,
+            self._tasks,
+            home=self._home,
+            look=self._probes.look,
+            forget=self.pools.forget,
         )
         self.ledger = Ledger(self.metrics, RequestLog(json=settings.log_format == "json"))
         index = self.index if link is None else ToldIndex(self.index, self._sharing.audience)
         policy = registry.create(settings.policy, settings.policy_params)
         by_policy = Router(self.fleet, index, policy, Random())
         by_load = Router(self.fleet, index, registry.create("least_load", {}), Random())
-        self._dispatcher = Dispatcher(
-            Hop(settings, self.fleet, self._upstreams, self.metrics, self.pools, self._probes.refused)
+        hop = Hop(
+            settings,
+            self.fleet,
+            self._upstreams,
+            self.metrics,
+            self.pools,
+            refused=self._probes.refused,
+            served=self._ingest.served,
+            resync=self._ingest.resync,
         )
+        self._drift = hop.drift
+        self.metrics.register(TruthMetrics(self._ingest, self._sharing, hop.drift))
+        self._dispatcher = Dispatcher(hop)
         exchanges = Exchanges(
             settings,
             self.pools,
@@ -106,7 +127,15 @@ class Proxy:
             self.ledger,
             Reader(self.metrics, self._executor, budget_seconds=settings.tokenizer_budget_ms / 1000),
         )
-        admin = Admin(settings, self.fleet, self.index, self.pools, self._http)
+        admin = Admin(
+            settings,
+            self.fleet,
+            self.index,
+            self.pools,
+            self._http,
+            flushed=self._flushed,
+            forget=self._forget,
+        )
         self._server = Server(settings, self.fleet, self.pools, exchanges, self.ledger, admin)
         self._clients = Listener(
             self._server.handle,
@@ -176,6 +205,7 @@ class Proxy:
                 last.callback(pool.close)
             last.push_async_callback(self._tasks.close)
             last.push_async_callback(self._sharing.close)
+            last.push_async_callback(self._ingest.close)
             last.callback(self.ledger.flush)
             last.push_async_callback(self._clients.shutdown, 0.1)
             if self._listener is not None:
@@ -186,10 +216,32 @@ class Proxy:
             except TimeoutError:
                 pass
 
+    def _home(self, name: str) -> Home | None:
+        pool = self.pools.pool_of(name)
+        return None if pool is None else Home(pool, self._sharing.of(name))
+
+    def _described(self, name: str) -> None:
+        self.pools.described(name)
+        self._ingest.described(name)
+
+    def _flushed(self, name: str) -> None:
+        self._ingest.flushed(name)
+        if self.index.mode(name) == "learned":
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        if self._ingest.following(name) is not None:
+            self._ingest.resync(name, "an operator asked for it")
+        elif self.index.mode(name) == "learned":  # nobody follows it, so nobody else can know
+            self.pools.forget(name)
+            self._sharing.of(name).forgotten(name)
+
     def _restarted(self, name: str) -> None:
+        self._ingest.restarted(name)
         self._sharing.restarted(name)
         self.pools.forget(name)
         self.fleet.restarted(name)
+        self._drift.forget(name)
 
     def _tick(self) -> None:
         self.index.tick()

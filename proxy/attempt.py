@@ -20,15 +20,19 @@ from time import monotonic
 from aiohttp import web
 
 from proxy import http1
+from proxy.admission import Admission
 from proxy.answers import RELAYED, RELAYED_LAST
 from proxy.config import Settings
+from proxy.drift import Drift
+from proxy.engine_priority import EnginePriority
 from proxy.errors import NoReplica, ProxyError, UpstreamFailed, UpstreamTimeout
 from proxy.fleet import Fleet, Replica
 from proxy.metrics import Metrics
 from proxy.model_pool import ModelPool
 from proxy.pools import Pools
 from proxy.prompt.keying import Keying
-from proxy.prompt.parse import splice_stream_usage
+from proxy.prompt.parse import Endpoint, splice_stream_usage
+from proxy.prompt.splice import splice_priority
 from proxy.record import Record
 from proxy.relay import Ending, Limits, Relay
 from proxy.request import Request
@@ -57,6 +61,12 @@ class Work:
     pool: ModelPool | None = None
     ask_usage: bool = False
     """Whether the stream may be asked for usage on the client's behalf."""
+    endpoint: Endpoint | None = None
+    """None if the body is not to be touched for the sake of an engine's priority."""
+    rank: int = 0
+    """Of its class: 0 goes first."""
+    caller: str = ""
+    """Who shares a class fairly with others; empty: the client's address."""
 
 
 class Hop:
@@ -69,7 +79,10 @@ class Hop:
         upstreams: dict[str, Pool],
         metrics: Metrics,
         pools: Pools,
+        *,
         refused: Callable[[str], None],
+        served: Callable[[str, int], None],
+        resync: Callable[[str, str], None],
     ) -> None:
         self.fleet = fleet
         self.upstreams = upstreams
@@ -77,15 +90,22 @@ class Hop:
         self.pools = pools
         self.refused = refused
         """Told the name of a replica that does not accept connections."""
+        self.served = served
+        """Told the name of a replica that has answered, and how many tokens it computed for that."""
+        self.resync = resync
+        """Told the name of a replica whose index does not agree with what it reports, and how far."""
+        self.drift = Drift()
         self.limits = Limits(
             settings.timeouts.first_byte, settings.timeouts.idle, int(settings.limits.header_bytes)
         )
         self.budget = RetryBudget(settings.limits.retry_budget)
+        fleet.limit(settings.limits.concurrency)
+        self.admission = Admission(fleet, settings.priority)
+        fleet.freed = self.admission.pump
+        orders = ((spec.name, spec.priority) for spec in settings.replicas)
+        self.priority = EnginePriority(orders, len(settings.priority.classes))
         self.loop = asyncio.get_running_loop()  # asked once: it costs a system call each time
         self.relays: set[Relay] = set()
-        self.idle = asyncio.Event()
-        """Set while nothing is being relayed."""
-        self.idle.set()
         self._attempts = settings.limits.attempts
 
     def may_retry(self, work: Work, tried: set[str], *, free: bool = False) -> bool:
@@ -139,15 +159,17 @@ class Attempt:
         if relay is not None:
             relay.abandon()
             hop.relays.discard(relay)
-            if not hop.relays:
-                hop.idle.set()
         self._close_lease()
 
     def start(self, connection: UpstreamConnection) -> Relay:
         """Send the request; the relay's `done` tells how it ends."""
-        work, record = self._work, self._work.record
-        request = work.request
-        body = work.body
+        hop, work = self._hop, self._work
+        record, request, body = work.record, work.request, work.body
+        if work.endpoint is not None:
+            sequences = work.route.sequences
+            body = splice_priority(
+                body, hop.priority.value(self._replica.name, work.endpoint, work.rank, sequences)
+            )
         if work.ask_usage and self._replica.reports_cached is not False:
             self._asked_usage = self._replica.description.engine in USAGE_ENGINES
             if self._asked_usage:
@@ -162,8 +184,8 @@ class Attempt:
         relay = self._relay = Relay(
             connection,
             request.client,
-            self._hop.limits,
-            self._hop.loop,
+            hop.limits,
+            hop.loop,
             respond=self._respond,
             on_first_token=self._lease.first_token,
             is_head=request.method == "HEAD",
@@ -171,9 +193,8 @@ class Attempt:
             hide_usage=self._asked_usage,
             client_keep_alive=request.keep_alive,
         )
-        self._hop.relays.add(relay)
-        self._hop.idle.clear()
-        record.overhead = monotonic() - record.started
+        hop.relays.add(relay)
+        record.overhead = monotonic() - record.started - record.queue
         relay.start(head, body)
         return relay
 
@@ -279,6 +300,12 @@ class Attempt:
         self._work.request.client.reset()
         return RELAYED_LAST
 
+    def _judge(self, lease: Lease, reported: int, tolerance: int) -> None:
+        drift, name = self._hop.drift, self._replica.name
+        if drift.observe(name, lease.matched, reported, tolerance):
+            far = f"of the tokens predicted or reported lately, {drift.share(name):.0%} were misjudged"
+            self._hop.resync(name, far)
+
     def _close_lease(self) -> None:
         """Give back the load and let index and pool learn from the answer."""
         relay, lease = self._relay, self._lease
@@ -295,6 +322,10 @@ class Attempt:
                 if pool.learn(work.keying, usage.prompt, work.route.sequences):
                     self._hop.pools.give_up_tokenizer(pool)
                 self._replica.saw_usage(cached=usage.cached is not None, denied=not usage.tells_cached)
+                computed = usage.prompt - (usage.cached or 0) + (usage.completion or 0)
+                self._hop.served(self._replica.name, computed)
+                if usage.cached is not None and lease.foretold:
+                    self._judge(lease, usage.cached, pool.block_size)
             if work.route.sequences == 1:
                 held = pool.extend(work.keying, tap)
         lease.close(answered=True, reported=usage.cached, held=held)

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proxy.fleet import Fleet
-from proxy.index.base import PrefixIndex
+from proxy.index.truth import TrueIndex
 from proxy.record import Record
 from proxy.series import CounterFamily, Histogram, HistogramFamily
 
@@ -38,7 +38,7 @@ _CLASS = (*_ARM, "priority")
 class Metrics(Collector):
     """Every metric of this process."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex) -> None:
+    def __init__(self, fleet: Fleet, index: TrueIndex) -> None:
         self.requests = CounterFamily(
             "warmroute_requests",
             "Requests answered, by the status sent.",
@@ -108,6 +108,10 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._registry.register(_FleetGauges(fleet, index, self.tokenizer_mode))
+
+    def register(self, collector: Collector) -> None:
+        """Add the families of another collector to the page."""
+        self._registry.register(collector)
 
     def book(self, record: Record) -> None:
         """Count a request that has ended."""
@@ -182,7 +186,7 @@ class _Class:
 class _FleetGauges(Collector):
     """The fleet and the index as they are at the moment of a scrape."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, tokenizer_mode: dict[str, str]) -> None:
+    def __init__(self, fleet: Fleet, index: TrueIndex, tokenizer_mode: dict[str, str]) -> None:
         self._fleet = fleet
         self._index = index
         self._tokenizer_mode = tokenizer_mode
@@ -191,21 +195,26 @@ class _FleetGauges(Collector):
         def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"warmroute_{name}", text, labels=labels)
 
-        inflight = gauge("replica_inflight", "Sequences in flight.", "replica")
-        queued = gauge("replica_queued_tokens", "Uncached prompt tokens before their first token.", "replica")
+        inflight = gauge("replica_inflight", "Sequences that this proxy has in flight.", "replica")
+        queued = gauge(
+            "replica_queued_tokens",
+            "Uncached prompt tokens of this proxy's before their first token.",
+            "replica",
+        )
         up = gauge("replica_up", "1 while the replica takes traffic.", "replica")
         blocks = gauge("replica_cache_blocks", "Blocks that the index believes it holds.", "replica")
         rate = gauge("replica_prefill_tokens_per_second", "Learned prefill rate.", "replica")
         mode = gauge("replica_index_mode", "1 for the mode the replica's index is in.", "replica", "mode")
         for replica in self._fleet.replicas.values():
             name = [replica.name]
-            inflight.add_metric(name, replica.view.in_flight)
-            queued.add_metric(name, replica.view.queued_tokens)
+            load = replica.load
+            inflight.add_metric(name, load.in_flight)
+            queued.add_metric(name, load.queued_tokens)
             up.add_metric(name, int(replica.up))
             blocks.add_metric(name, self._index.blocks(replica.name))
             rate.add_metric(name, replica.view.prefill_rate)
             modes = {self._tokenizer_mode.get(model) for model in replica.description.models}
-            mode.add_metric([*name, "bytes" if "bytes" in modes else "learned"], 1)
+            mode.add_metric([*name, "bytes" if "bytes" in modes else self._index.mode(replica.name)], 1)
         total = gauge("index_blocks", "Blocks in the index, each counted once per replica that holds it.")
         total.add_metric([], sum(self._index.blocks(name) for name in self._fleet.replicas))
         tokenizer = gauge("tokenizer_mode", "1 for how prompts of the model are tokenised.", "model", "mode")
