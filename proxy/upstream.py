@@ -79,9 +79,18 @@ class UpstreamConnection(asyncio.Protocol):
 class Pool:
     """The connections to one replica."""
 
-    def __init__(self, url: str, *, connect_seconds: float, keepalive_seconds: float, size: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_seconds: float,
+        keepalive_seconds: float,
+        size: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` is for https; absent, the system's authorities are asked."""
         parts = urlsplit(url)
-        self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self.hostname = parts.hostname or ""
         self.port = parts.port or (443 if self.tls else 80)
         self.host = parts.netloc.encode("ascii")
