@@ -45,6 +45,7 @@ from proxy.watch import Home
 
 INDEX_SECONDS = 0.1
 """Between two looks at what predictions have run out and what other proxies have in flight."""
+SWEEP_SECONDS = 0.01
 START_SECONDS = 15.0
 """How long a start waits for replicas to say what they are and for tokenizers to load."""
 SWITCH_SECONDS = 0.0005
@@ -243,9 +244,10 @@ class Proxy:
         self.fleet.restarted(name)
         self._drift.forget(name)
 
-    def _tick(self) -> None:
-        self.index.tick()
+    async def _tick(self) -> None:
         self._sharing.look()
+        while self.index.tick():  # what a forgotten replica held is swept in small steps
+            await asyncio.sleep(SWEEP_SECONDS)
 
     def _sweep(self) -> None:
         self._dispatcher.sweep()
