@@ -279,6 +279,9 @@ def test_E08_blocks_of_the_engine_that_are_parts_of_ours():
     assert effect(apply(held, Stored([6, 7, 8], 5, tokens[80:], 16))) == (False, [], [second])
     assert effect(apply(held, Removed([6]))) == (False, [second], [])
     assert effect(apply(held, Stored([6], 5, tokens[80:96], 16))) == (False, [], [second])
+    assert effect(apply(held, Removed([5, 7]))) == (False, [second], [])
+    assert effect(apply(held, Stored([5], 4, tokens[64:80], 16))) == (False, [], [])
+    assert effect(apply(held, Stored([7], 6, tokens[96:112], 16))) == (False, [], [second])
     assert effect(apply(held, Removed([8, 7, 6, 5, 1]))) == (False, sorted([first, second]), [])
     assert (held.keys, held.handles, held.resumable) == (0, 3, False)
 

@@ -215,6 +215,17 @@ def test_E04_the_next_number_of_another_process_is_not_the_next_message():
     assert replayed(sequencer, 0, by="b") == [Restarted(), Replay(0)]
 
 
+def test_E04_a_publisher_of_whom_nothing_could_be_learned_is_asked_with_every_message():
+    sequencer = following(5)
+    assert sequencer.resync() == [Replay(5)]
+    assert sequencer.replay_ended() == [Check()]
+    assert sequencer.checked(restarted=None) == [Replay(0)]
+    assert sequencer.replay_ended() == [Replay(5)]
+    assert sequencer.replay_ended() == []
+    assert live(sequencer, 6, by="b") == [Replay(5)]
+    assert replayed(sequencer, 5, by="b") == [Restarted(), Replay(0)]
+
+
 def test_E06_a_message_delivered_twice_is_applied_once():
     sequencer = following(1)
     assert live(sequencer, 1, 1, 2, 2, 1) == applied(2)
