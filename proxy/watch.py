@@ -82,13 +82,8 @@ class Watch:
         """Follow whenever this proxy may."""
         try:
             while not self._stopped:
-                self._changed.clear()
                 pause = await self._try()
-                try:
-                    async with asyncio.timeout(pause):
-                        await self._changed.wait()
-                except TimeoutError:
-                    pass
+                await self._wait(0 if self._stopped else pause)
         finally:
             self.ended.set()
 
@@ -111,12 +106,14 @@ class Watch:
             await self._follow(home, keyer, claim)
         except Unreachable as error:
             self._say(f"its KV events cannot be followed, correct its kv_events in the settings: {error}")
+            return self._claim_seconds
         finally:
             if self.following is not None:
                 self.following.close()
                 self.following = None
+            lost = claim.lost.is_set()
             await home.shared.release(claim)
-        return LOADING_SECONDS if self._changed.is_set() else self._claim_seconds
+        return self._claim_seconds if lost else LOADING_SECONDS  # else the replica is another one now
 
     async def _follow(self, home: Home, keyer: Keyer, claim: Claim) -> None:
         """Follow one process after the other, while the claim holds and the replica stays what it is."""
@@ -168,10 +165,10 @@ class Watch:
             copies="counted" if description.engine == "vllm" else "unknown",
         )
 
-    async def _wait(self) -> None:
+    async def _wait(self, seconds: float = TICK_SECONDS) -> None:
         """Until something has changed, or a while has passed."""
         try:
-            async with asyncio.timeout(TICK_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self._changed.wait()
         except TimeoutError:
             pass
