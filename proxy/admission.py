@@ -137,7 +137,7 @@ class Admission:
 
     def pump(self) -> None:
         """Let in whom there is room for. Called whenever there may be more of it."""
-        if self._pumping:  # whoever is let in changes loads, and is looked at again below
+        if not self.waiting or self._pumping:  # whoever is let in changes loads; that is looked at below
             return
         self._pumping = True
         try:

@@ -117,8 +117,9 @@ class Settings(BaseSettings):
     replicas: Annotated[tuple[ReplicaSpec, ...], BeforeValidator(parse_replicas)] = ()
     """comma-separated URLs, or JSON objects
     {"url", "name", "engine": "vllm"|"sglang"|"llama_cpp"|"openai", "model", "capacity" (KV blocks),
-    "block_size", "max_seqs", "kv_events" and "kv_replay" (tcp://host:port, of the engine's KV events and of
-    their replay)}; what is absent is asked of the replica"""
+    "block_size", "max_seqs", "priority": "low_first"|"high_first" (which values its engine takes first,
+    if it schedules by priority), "kv_events" and "kv_replay" (tcp://host:port, of the engine's KV events and
+    of their replay)}; what is absent is asked of the replica"""
     redis_url: str = Field("embedded", repr=False)
     """where proxies share their index: redis://user:password@host:port/db, rediss:// (TLS; with
     ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE as in redis-py), redis+sentinel://host:port,…/service,

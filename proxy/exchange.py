@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 from aiohttp import web
 
-from proxy import bodies
+from proxy import bodies, engine_priority
 from proxy.answers import RELAYED_LAST, answer
 from proxy.attempt import Work
 from proxy.config import Settings
@@ -33,7 +33,6 @@ from proxy.request import Request
 from proxy.router import Router
 from proxy.traffic import OTHER, Seen
 
-PRIORITIES = {name.encode(): name for name in ("interactive", "standard", "batch")}
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _REQUEST_ID_FIELD = frozenset((b"x-request-id",))
@@ -87,6 +86,9 @@ class Exchanges:
         self._ledger = ledger
         self._reader = reader
         self._groups = {name.encode(): name for name in settings.groups}
+        classes = settings.priority.classes
+        self._ranks = {name.encode(): (rank, name) for rank, name in enumerate(classes)}
+        self._usual = classes.index(settings.priority.default), settings.priority.default
         self._policy = settings.policy
         self._seen = Seen()
         self._ids = Random()
@@ -94,6 +96,9 @@ class Exchanges:
         self._ask_usage = settings.stream_usage == "auto"
         self._own_auth: list[tuple[bytes, bytes]] = []
         self._drop = _REQUEST_ID_FIELD
+        self._orders = any(spec.priority is not None for spec in settings.replicas)
+        if self._orders:
+            self._drop |= engine_priority.HEADER
         if settings.replace_auth and settings.upstream_api_key is not None:
             key = settings.upstream_api_key.get_secret_value().encode()
             self._own_auth = [(b"Authorization", b"Bearer " + key)]
@@ -106,12 +111,13 @@ class Exchanges:
         """
         fields, noted = forwardable(request.fields, self._drop)
         record = self._record(noted, endpoint)
+        rank, record.priority = self._rank(noted)
         try:
             body = request.body
             if body is None or len(body) > self._body_limit:
                 body = await bodies.whole(request, self._body_limit)
             has_body = bool(body) or request.method in _WITH_BODY
-            work = Work(request, record, self._by_load, fields, body, has_body)
+            work = Work(request, record, self._by_load, fields, body, has_body, rank=rank)
             if endpoint is None:
                 self._pass_on(work)
             else:
@@ -146,11 +152,12 @@ class Exchanges:
             id_ = given.decode("ascii")
         else:
             id_ = f"{self._ids.getrandbits(128):032x}"
-        record = Record(id_, "passthrough" if endpoint is None else endpoint.value, monotonic())
-        priority = noted.get(b"x-warmroute-priority")
-        if priority is not None:
-            record.priority = PRIORITIES.get(priority.strip().lower(), record.priority)
-        return record
+        return Record(id_, "passthrough" if endpoint is None else endpoint.value, monotonic())
+
+    def _rank(self, noted: dict[bytes, bytes]) -> tuple[int, str]:
+        """The class that a request asks for: the usual one where it names none, or none there is."""
+        named = noted.get(b"x-warmroute-priority")
+        return self._usual if named is None else self._ranks.get(named.strip().lower(), self._usual)
 
     def _refuse(self, request: Request, error: ProxyError, record: Record) -> web.StreamResponse:
         response = answer(error)
@@ -186,6 +193,8 @@ class Exchanges:
         if session:  # as a hash: whatever bytes it is of, it is bounded and safe to compare
             route.session = xxhash.xxh3_64_hexdigest(session)
         work.router, work.pool = self._by_policy, model.pool
+        if self._orders and (coding is None or model.alias):
+            work.endpoint = endpoint
         work.ask_usage = self._ask_usage and parsed.usage_splice and (coding is None or model.alias)
         pool = model.pool
         if is_large or pool.engine_tokens is not None:

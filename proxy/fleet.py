@@ -216,9 +216,7 @@ class Reservation:
             replica.rate.observe(tokens, seconds, line)
             replica.judge(line)
             view = replica.view
-            replica.limit.observe(
-                now, self.sent_at, self.uncached, self._ahead, view.in_flight, view.running
-            )
+            replica.limit.observe(now, self.sent_at, self.uncached, self._ahead, view.in_flight, view.running)
             view.limit = replica.limit.value
         self._prefilled()
         replica.view.running += self.sequences

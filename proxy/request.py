@@ -1,5 +1,6 @@
 """A client's request, whichever parser read it, and the connection that it came on."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +12,10 @@ from proxy import relay
 
 class Client(relay.Client, Protocol):
     """The connection to a client, as whoever answers it sees it."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """What it goes over; None once it is gone."""
 
     def reset(self) -> None:
         """Cut the connection so that no client can take what it got for a whole answer."""

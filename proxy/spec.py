@@ -39,6 +39,9 @@ class ReplicaSpec(Frozen):
     """Tokens per block."""
     max_seqs: PositiveInt | None = None
     """Sequences that it runs at once."""
+    priority: Literal["low_first", "high_first"] | None = None
+    """Whether its engine schedules by priority, and which values it takes first: vLLM with
+    --scheduling-policy priority low_first, SGLang with --enable-priority-scheduling high_first."""
     kv_events: Text | None = None
     """`tcp://host:port` where its engine publishes KV events; of the first rank if it has several."""
     kv_replay: Text | None = None

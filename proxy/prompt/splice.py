@@ -1,4 +1,4 @@
-"""The two changes that are ever made to a body, each to the fewest bytes possible.
+"""The changes that are ever made to a body, each to the fewest bytes possible.
 
 Every byte that is not named here stays as it came: unknown fields, odd whitespace, escapes, 19-digit
 integers. Never raises: a body that cannot be read is given back as it is, for the backend to judge.
@@ -48,6 +48,34 @@ def splice_model(body: bytes, model: str) -> bytes:
             pieces += [body[at:start], name]
             at = end
     return body if seen > MOST_FIELDS else b"".join([*pieces, body[at:]])
+
+
+def splice_priority(body: bytes, priority: int | None) -> bytes:
+    """Set the top-level `priority`, or take it out; all of them, if there are several.
+
+    A body that has none stays as it is where none is wanted.
+    """
+    brace, at, seen = body.find(b"{"), 0, 0
+    pieces: list[bytes] = []
+    end = brace + 1  # of what stands before a field
+    others = False
+    for key, _, after in top_level(body):
+        seen += 1
+        if key == "priority":
+            pieces.append(body[at:end])
+            at = after
+        else:
+            if not others and at == end > brace + 1:  # the first that stays needs no comma before it
+                at = body.index(b",", at) + 1
+            others = True
+        end = after
+    if seen > MOST_FIELDS or (not seen and _after_brace(body, brace) != b"}"):
+        return body
+    if priority is not None:
+        insert = b'"priority":%d' % priority + (b"," if others else b"")
+        whole = b"".join([*pieces, body[at:]])
+        return whole[: brace + 1] + insert + whole[brace + 1 :]
+    return b"".join([*pieces, body[at:]]) if pieces else body
 
 
 def has_duplicates(body: bytes, raw: Mapping[str, Any]) -> bool:
@@ -126,6 +154,11 @@ class _Values:
         if self._text is None:
             self._text = self._body.decode("latin-1")
         return _SCANNER.raw_decode(self._text, start)[1]
+
+
+def _after_brace(body: bytes, brace: int) -> bytes:
+    at = _after_space(body, brace + 1)
+    return body[at : at + 1] if brace >= 0 else b""
 
 
 def _after_space(body: bytes, at: int) -> int:
