@@ -246,7 +246,7 @@ class Proxy:
 
     async def _tick(self) -> None:
         self._sharing.look()
-        while self.index.tick():  # what a forgotten replica held is swept in small steps
+        while self.index.tick():  # noqa: ASYNC110 - it sweeps, in small steps, what a forgotten replica held
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _sweep(self) -> None:
