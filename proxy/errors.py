@@ -96,6 +96,12 @@ class InternalError(ProxyError):
     """A fault of the proxy's own."""
 
 
+class CannotIsolate(ProxyError):
+    """Each key has a cache of its own, and the replica could not be told of it."""
+
+    status, type, code = 501, "invalid_request_error", "cache_isolation_unsupported"
+
+
 class UpstreamFailed(ProxyError):
     """The replica failed before it answered."""
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from proxy.errors import BadRequest
 from proxy.prompt.fields import Fields
 
 MOST_FIELDS: Final = 1000
@@ -76,6 +77,20 @@ def splice_priority(body: bytes, priority: int | None) -> bytes:
         whole = b"".join([*pieces, body[at:]])
         return whole[: brace + 1] + insert + whole[brace + 1 :]
     return b"".join([*pieces, body[at:]]) if pieces else body
+
+
+def splice_last(body: bytes, field: str, value: str) -> bytes:
+    """Add a field as the last of the object. Raises BadRequest for a body of which that cannot be said.
+
+    Of a key that comes twice the last value counts, so no other value of `field` does, wherever and however
+    it is written. UTF-16 and UTF-32, which Python's JSON reads too, have NUL bytes; UTF-8 JSON has none.
+    """
+    end = len(body.rstrip(b" \t\n\r")) - 1
+    if body[end : end + 1] != b"}" or b"\0" in body:
+        raise BadRequest("The request body must be a JSON object in UTF-8.")
+    comma = b"" if body[:end].rstrip(b" \t\n\r").endswith(b"{") else b","
+    added = msgspec.json.encode(field) + b":" + msgspec.json.encode(value)
+    return body[:end] + comma + added + body[end:]
 
 
 def has_duplicates(body: bytes, raw: Mapping[str, Any]) -> bool:
