@@ -3,8 +3,10 @@
 A lease is a key that runs out by itself, so another proxy can take over within `LEASE` after its holder was
 killed; a holder that closes gives it up at once. No clock of a proxy is asked: a holder that was away finds
 out when it writes, because every write names its token and Redis compares. Tokens carry a counter that only
-grows, and who made them. Must never decide here that a lease still holds.
+grows, who made them, and how many that one had made. Must never decide here that a lease still holds.
 """
+
+from itertools import count
 
 from proxy.shared import scripts
 from proxy.shared.base import Claim
@@ -31,11 +33,13 @@ class Leases:
         self._link = link
         self._names = names
         self._origin = origin
+        self._made = count(1)
 
     async def claim(self, replica: str) -> Claim | None:
         """Take the lease if nobody has it. RedisError if Redis cannot be asked."""
         keys = (self._names.own(replica), self._names.fence)
-        token = await self._link.script(scripts.CLAIM, keys, (self._origin, ms(LEASE), ms(KEEP)))
+        claimant = f"{self._origin}:{next(self._made)}"  # no two tokens are equal, even if the fence was lost
+        token = await self._link.script(scripts.CLAIM, keys, (claimant, ms(LEASE), ms(KEEP)))
         return None if token is None else Claim(replica, token.decode())
 
     async def renew(self, claim: Claim) -> bytes:

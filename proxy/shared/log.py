@@ -125,6 +125,10 @@ class Outbox:
         self._forgotten[replica] = None
         self._start()
 
+    def forgets(self, replica: str) -> bool:
+        """Whether its removal waits."""
+        return replica in self._forgotten
+
     async def forgetting(self, replica: str) -> None:
         """Make a removal that waits, if there is one, now. RedisError if it cannot be made."""
         if replica in self._forgotten:

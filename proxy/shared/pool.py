@@ -124,10 +124,11 @@ class SharedPool:
         claims = [writer.claim for writer in self._writers.values()]
         try:
             async with asyncio.timeout(GOODBYE):
-                await asyncio.gather(*map(self.release, claims), self._loads.close(), self._outbox.flush())
+                await asyncio.gather(*map(self.release, claims), self._outbox.flush())
         except TimeoutError:
             pass
         await self._tasks.close()
+        await self._loads.close()
 
     async def claim(self, replica: str) -> Claim | None:
         """See `Pool.claim`."""
@@ -202,8 +203,8 @@ class SharedPool:
 
     def forgotten(self, replica: str) -> None:
         """See `Pool.forgotten`."""
-        self._lose(replica)
         self._outbox.forget(replica)
+        self._lose(replica)
 
     def others(self, replica: str) -> Load:
         """See `Pool.others`."""
@@ -220,7 +221,10 @@ class SharedPool:
     def _lost(self, claim: Claim) -> None:
         del self._writers[claim.replica]
         self._follower.again(claim.replica)
-        self._tasks.start(f"releasing {claim.replica}", self._give_up(claim))
+        if not self._outbox.forgets(
+            claim.replica
+        ):  # that takes the lease too, before anybody else can have it
+            self._tasks.start(f"releasing {claim.replica}", self._give_up(claim))
 
     async def _give_up(self, claim: Claim) -> None:
         """Release the lease if it is still this claim's."""

@@ -73,7 +73,7 @@ return {}
 """)
 
 CLAIM = _script("""
--- KEYS own, fence; ARGV origin, lease, keep: a token, or nothing
+-- KEYS own, fence; ARGV who and which, lease, keep: a token, or nothing
 if redis.call('EXISTS', KEYS[1]) == 1 then return false end
 local token = redis.call('INCR', KEYS[2]) .. ':' .. ARGV[1]
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
