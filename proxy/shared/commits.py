@@ -14,6 +14,7 @@ that cannot tell the whole loses its claim, and begins again as any new one does
 from __future__ import annotations  # array[int] is no class before Python 3.12
 
 import asyncio
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -33,8 +34,10 @@ from proxy.shared.wire import Argument
 
 WAITING = 500_000
 """Block and handle changes that may wait; beyond that the whole is shorter."""
-FULL_FIRST, FULL_LAST = 5.0, 300.0
-"""Seconds until a Redis without memory is tried again: doubled each time."""
+AGAIN_FIRST, AGAIN_LAST = 2.0, 300.0
+"""Seconds until a Redis that is full, or that lost the replica again, is tried again: doubled each time."""
+QUIET = 60.0
+"""Seconds after which a replica that was lost once may be written anew at once."""
 REFUSALS = 5
 """Errors other than a lost connection after which the claim is given up."""
 PAUSE = 0.05
@@ -61,7 +64,9 @@ class Writer:
         self._written = False
         self._calls = 0
         self._most = WAITING
+        self._full = False
         self._wait = 0.0
+        self._rewritten = -QUIET
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -107,7 +112,7 @@ class Writer:
 
     def rewrite(self) -> None:
         """Replace what Redis holds by all that the ingester knows."""
-        if not self._written:
+        if not self._written and not self._full:
             return  # nothing is there to be lost
         if self._pending is not None:
             self._counts.commits_dropped += self._pending.count
@@ -132,8 +137,11 @@ class Writer:
             while not self.claim.lost.is_set():
                 await self._work.wait()
                 self._work.clear()
-                while (part := self._take()) is not None:
-                    await self._write(part)
+                while self._whole_due or (self._pending is not None and self._pending.count):
+                    if self._whole_due:
+                        await self._hold_off()
+                    if (part := self._take()) is not None:
+                        await self._write(part)
                 if self._mode != self._announced:
                     await self._announce()
                 self._idle.set()
@@ -178,7 +186,6 @@ class Writer:
                 self._counts.changes += len(call.removed) + len(call.stored)
             if sent is not None and await self._went_well(await sent, part):
                 self._counts.commits += part.batches
-                self._wait = 0.0
                 if part.begin:
                     self._announced = "events"
         finally:
@@ -196,7 +203,9 @@ class Writer:
             self._counts.commits_refused += part.batches
             self.lose()
         elif reply == _FULL:
-            await self._drop(part.epoch)
+            self._full = True
+            self._counts.commits_dropped += part.batches
+            self.rewrite()
         else:
             logger.info("Redis has lost what it held of %s (%s)", self.claim.replica, reply.decode())
             self._counts.commits_dropped += part.batches
@@ -241,21 +250,29 @@ class Writer:
                 await asyncio.sleep(PAUSE)
         return scripts.FENCED
 
-    async def _drop(self, epoch: str) -> None:
-        """Free the memory that this replica takes, and try again later."""
-        self.rewrite()
-        self._wait = min(max(2 * self._wait, FULL_FIRST), FULL_LAST)
-        names, claim, log = self._log.names, self.claim, self._log
+    async def _hold_off(self) -> None:
+        """Wait before a replica is written whole, if that would be too often; what is there goes first."""
+        soon = time.monotonic() - self._rewritten < QUIET
+        self._wait = min(max(2 * self._wait, AGAIN_FIRST), AGAIN_LAST) if soon or self._full else 0.0
+        if self._wait:
+            why = "full" if self._full else "losing it again and again"
+            logger.warning("Redis is %s: %s is not shared for %g s", why, self.claim.replica, self._wait)
+            await self._drop()
+            await asyncio.sleep(self._wait)
+        self._full = False
+        self._rewritten = time.monotonic()
+
+    async def _drop(self) -> None:
+        """Delete what Redis holds of the replica, which is not kept up any more."""
+        names, claim, log, epoch = self._log.names, self.claim, self._log, self.epoch or ""
         body = pack(Changed(claim.replica, epoch, cleared=True, removed=_NONE, stored=_NONE))
         body += pack(Followed(claim.replica, epoch, "learned"))
         keys = (names.own(claim.replica), names.rep(claim.replica), names.log, names.number)
-        logger.warning("Redis is full: %s is not shared for %g s", claim.replica, self._wait)
         try:
             args = (claim.token, log.origin, body, log.most, ms(KEEP))
             await log.link.script(scripts.DROP, keys, args)
         except RedisError:
             self._counts.failures += 1
-        await asyncio.sleep(self._wait)
 
     async def _announce(self) -> None:
         names, log, claim, mode = self._log.names, self._log, self.claim, self._mode

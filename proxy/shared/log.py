@@ -14,6 +14,7 @@ from collections import deque
 
 from redis.exceptions import RedisError
 
+from proxy.logs import logger
 from proxy.shared import scripts
 from proxy.shared.base import Counts
 from proxy.shared.client import Link
@@ -143,8 +144,10 @@ class Outbox:
             while self._waiting or self._forgotten:
                 try:
                     await self._send()
-                except RedisError:
+                except Exception as error:  # noqa: BLE001 - whatever it was, the next may be sent
                     self._counts.failures += 1
+                    if not isinstance(error, RedisError):
+                        logger.exception("something could not be told to the other proxies")
                     if self._forgotten:
                         await asyncio.sleep(PAUSE)
                         await self._log.link.wait_up()

@@ -235,12 +235,15 @@ class SharedPool:
 
     async def _keep_agreeing(self) -> None:
         """Look now and then, and whenever Redis is there again, perhaps empty, perhaps somebody else's."""
+        said = ""
         while True:
             self._look.clear()
             try:
                 await self.agree()
             except Disagreement as error:
-                logger.error("nothing is shared any more: %s", error)
+                if str(error) != said:
+                    said = str(error)
+                    logger.error("nothing is shared any more: %s", error)
                 for replica in tuple(self._writers):
                     self._lose(replica)
             except RedisError:

@@ -343,7 +343,7 @@ async def test_X06_an_evicted_key_is_noticed_and_written_again(fleet: Fleet, los
 async def test_X06_a_full_redis_refuses_softly_and_is_used_again_when_there_is_room(
     own_valkey: Valkey, own_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.shared.commits.FULL_FIRST", 0.3)
+    monkeypatch.setattr("proxy.shared.commits.AGAIN_FIRST", 0.3)
     a, b = await own_fleet.join("a"), await own_fleet.join("b")
     claim = await claimed(a)
     claim.whole = lambda: a.whole("r")
@@ -371,7 +371,7 @@ async def test_X06_a_full_redis_refuses_softly_and_is_used_again_when_there_is_r
 async def test_X06_a_limit_below_the_index_never_raises_and_never_claims_what_is_gone(
     own_valkey: Valkey, own_fleet: Fleet, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.shared.commits.FULL_FIRST", 0.3)
+    monkeypatch.setattr("proxy.shared.commits.AGAIN_FIRST", 0.3)
     redis = own_fleet.redis
     redis.set("somebody else's", "x" * 100_000)
     a, b = await own_fleet.join("a"), await own_fleet.join("b")

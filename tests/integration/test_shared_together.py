@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from contextlib import AsyncExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -13,7 +14,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from proxy.fleet import NOTHING, Load
-from proxy.shared import loads
+from proxy.shared import commits, loads
 from proxy.shared.base import Claim, Disagreement
 from proxy.shared.loads import pack, unpack
 from tests.support.eventually import eventually
@@ -138,6 +139,7 @@ async def test_whatever_happens_the_followers_end_with_what_the_ingester_knows(
 ) -> None:
     """Two proxies that pass a replica to and fro, and one that only listens."""
     async with AsyncExitStack() as stack:
+        stack.enter_context(patch.object(commits, "AGAIN_FIRST", 0.01))
         fleet = Fleet(valkey, stack)
         peers = [await fleet.join(origin) for origin in ("a", "b")]
         watcher = await fleet.join("w")
