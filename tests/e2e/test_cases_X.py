@@ -32,7 +32,7 @@ from tests.support.tcp_relay import Relay
 BLOCKS = 10
 TOKENS = BLOCKS * FAST.block_size + 1
 JSON = (("Content-Type", "application/json"),)
-MODES = pytest.mark.parametrize("events", [False], ids=["learned"])
+MODES = pytest.mark.parametrize("events", [False, True], ids=["learned", "events"])
 
 
 class Fleet(NamedTuple):
