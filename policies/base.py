@@ -38,6 +38,9 @@ class Replica:
     """Share of the KV cache that running sequences hold, 0 to 1."""
     limit: float = inf
     """Sequences that it is given at once. The router sends more only where every candidate is full."""
+    soft_limit: float = inf
+    """Sequences from which on the router prefers any other replica that has room: below `limit` while it is
+    suspect, or new, or says that it is full."""
     recent_tokens: float = 0.0
     """Uncached prompt tokens sent here lately: a sum that decays with the fleet's time constant."""
 

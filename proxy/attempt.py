@@ -6,10 +6,13 @@ again only while not a byte of an answer has come, and:
 1. the connection was refused or could not be opened: nothing was sent;
 2. the replica answered 503 or 429: it did not take the request;
 3. a reused connection died at once: the replica had closed it before the request came;
-4. a fresh connection died, and the replica now refuses new ones: it is gone, and with it what it may have
-   begun. A live replica may be generating, so there the client is told.
+4. a connection died, and the replica now refuses new ones: it is gone, and with it what it may have begun.
+   A live replica may be generating, so there the client is told. Once only: a request that kills whoever
+   takes it must not kill them all.
 
-A timeout is never followed by another attempt.
+Where nothing can have been begun, in 1 and 4, it costs nothing of the budget for retries: a replica that dies
+under load loses nobody, and as each death is noticed once and rescues each request once, no storm comes of
+it. A timeout is never followed by another attempt.
 """
 
 import asyncio
@@ -43,6 +46,8 @@ from proxy.upstream import Pool, UpstreamConnection
 STALE_SECONDS = 1.0
 """A reused connection that dies this soon without a byte had been closed by the replica all along."""
 BACKPRESSURE = frozenset((429, 503))
+NOT_ITS_FAULT = frozenset((501, 503, 505))
+"""Statuses of 500 and above that say nothing bad of the replica."""
 USAGE_ENGINES = frozenset(("vllm", "sglang", "llama_cpp"))
 
 
@@ -65,6 +70,8 @@ class Work:
     """None if the body is not to be touched for the sake of an engine's priority."""
     rank: int = 0
     """Of its class: 0 goes first."""
+    rescued: bool = False
+    """Whether it was at a replica that died."""
     caller: str = ""
     """Who shares a class fairly with others; empty: the client's address."""
 
@@ -149,6 +156,7 @@ class Attempt:
     async def failed(self, ending: Ending) -> web.StreamResponse | ProxyError:
         """What an answer that did not complete ends in, as `connect` gives it."""
         if ending is Ending.REFUSED:
+            self._lease.reservation.pressed()
             return NoReplica(f"replica {self._replica.name} is overloaded", retry_after=1.0)
         assert self._relay is not None
         return await self._failed(ending, self._relay, self.pool)
@@ -235,8 +243,16 @@ class Attempt:
                 if tokens > 1:
                     record.tpot = (tap.last - tap.first) / (tokens - 1)
             record.output_tokens = tap.usage.completion
-        if record.status >= web.HTTPInternalServerError.status_code:
+        status = record.status
+        if status < web.HTTPBadRequest.status_code:
+            if record.outcome == "ok":  # an error within a stream is the request's, or nobody knows whose
+                self._lease.reservation.judge(healthy=True)
+        elif status >= web.HTTPInternalServerError.status_code:
             record.outcome, record.reason = "failed", "status"
+            if status not in NOT_ITS_FAULT:
+                self._lease.reservation.judge(healthy=False)
+        if status in BACKPRESSURE:
+            self._lease.reservation.pressed()
         return RELAYED if relay.client_keep_alive else RELAYED_LAST
 
     async def _failed(self, ending: Ending, relay: Relay, pool: Pool) -> web.StreamResponse | ProxyError:
@@ -246,6 +262,8 @@ class Attempt:
             record.outcome = "client_closed"
             return self._cut()
         self._hop.metrics.failures.add((name, ending.value))
+        if ending is not Ending.LOST:  # that one may only have been an old connection
+            self._lease.reservation.judge(healthy=False)
         record.outcome = "broken" if relay.sent else "failed"
         if relay.sent:
             return self._cut()
@@ -270,12 +288,16 @@ class Attempt:
             if alone and work.record.attempts == 1:  # a fleet of one: the request never reached it
                 self._tried.discard(self._replica.name)
                 return True
+        else:
+            self._lease.reservation.judge(healthy=False)
+        if work.rescued:
             return False
         try:
             connection = await pool.connect()
         except ConnectionRefusedError:
             hop.refused(self._replica.name)
-            return hop.may_retry(work, self._tried)
+            work.rescued = True
+            return hop.may_retry(work, self._tried, free=True)
         except OSError:
             return False
         pool.keep(connection)
@@ -287,6 +309,7 @@ class Attempt:
         record = self._work.record
         reason = "refused" if isinstance(error, ConnectionRefusedError) else "connect"
         hop.metrics.failures.add((name, reason))
+        self._lease.reservation.judge(healthy=False)
         if reason == "refused":
             hop.refused(name)
         failure = UpstreamFailed(f"replica {name} cannot be reached ({type(error).__name__})")

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from policies import base
 from proxy import concurrency
+from proxy.breaker import Breaker
+from proxy.caution import RAMP_SECONDS, Caution
 from proxy.concurrency import Limit
 from proxy.learning import FleetLine, ReplicaRate
 
@@ -97,6 +99,10 @@ class Replica:
 
     __slots__ = (
         "_without",
+        "answers",
+        "breaker",
+        "came_at",
+        "caution",
         "description",
         "elsewhere",
         "limit",
@@ -114,6 +120,12 @@ class Replica:
         self.up = False
         self.view = base.Replica(name, slots=description.max_seqs, limit=limit.value)
         self.limit = limit
+        self.breaker = Breaker()
+        self.caution = Caution()
+        self.came_at = 0.0
+        """When it last came up."""
+        self.answers = 0
+        """First tokens and whole answers that have come: signs of life."""
         self.rate = ReplicaRate()
         self.reports_cached: bool | None = None
         """Whether its usage tells cached tokens; None until a reply has shown it."""
@@ -179,6 +191,7 @@ class Reservation:
         "_fleet",
         "_prefilling",
         "_released",
+        "generation",
         "replica",
         "sent_at",
         "sequences",
@@ -191,6 +204,7 @@ class Reservation:
     ) -> None:
         self._fleet = fleet
         self.replica = replica
+        self.generation = replica.breaker.generation
         self.uncached = uncached
         self.sequences = sequences
         self.sent_at = fleet.clock()
@@ -211,6 +225,9 @@ class Reservation:
             return
         replica = self.replica
         if self.stream:
+            replica.answers += 1
+            if replica.breaker.trial is self:  # it works; how long it goes on is another matter
+                self.judge(healthy=True)
             tokens, seconds, line = self._ahead + self.uncached, now - self.sent_at, self._fleet.line
             line.observe(tokens, seconds)
             replica.rate.observe(tokens, seconds, line)
@@ -221,6 +238,25 @@ class Reservation:
         self._prefilled()
         replica.view.running += self.sequences
         self._fleet.freed()
+
+    def judge(self, *, healthy: bool) -> None:
+        """What its outcome says of the replica, if anything; before `release`."""
+        replica = self.replica
+        breaker = replica.breaker
+        if healthy:
+            replica.answers += 1
+            if (breaker.failures or breaker.state) and breaker.succeeded(self.generation):
+                self._fleet.tripped.discard(replica)
+                self._fleet.reconsider()
+        elif breaker.failed(self.generation, self._fleet.clock()):
+            self._fleet.tripped.add(replica)
+            self._fleet.reconsider()
+
+    def pressed(self) -> None:
+        """The replica has turned it away for now: it is full."""
+        replica, now = self.replica, self._fleet.clock()
+        replica.caution.pressed(replica.view.in_flight - self.sequences, now)
+        replica.view.soft_limit = replica.caution.limit(now)
 
     def overdue(self, now: float) -> bool:
         """Whether an answer that comes in one piece has surely left its prefill behind."""
@@ -233,6 +269,9 @@ class Reservation:
         if self._released:
             return
         self._released = True
+        breaker = self.replica.breaker
+        if breaker.trial is self and breaker.give_back(self):
+            self._fleet.reconsider()
         view = self.replica.view
         if self._prefilling:
             self._prefilled()
@@ -259,6 +298,8 @@ class Fleet:
         self.clock = clock
         self.replicas: dict[str, Replica] = {}
         self.line = FleetLine()
+        self.tripped: set[Replica] = set()
+        """Those whose breaker is not closed."""
         self.freed: Callable[[], None] = _nobody
         """Told whenever there may be more room on a replica."""
         self._concurrency: str | int = "none"
@@ -275,7 +316,9 @@ class Fleet:
 
     def remove(self, name: str) -> None:
         """Forget a replica; requests that it still answers release their load on the object they hold."""
-        self.replicas.pop(name, None)
+        replica = self.replicas.pop(name, None)
+        if replica is not None:
+            self.tripped.discard(replica)
         self._serving.clear()
 
     def describe(self, name: str, description: Description) -> None:
@@ -292,6 +335,8 @@ class Fleet:
         replica = self.replicas.get(name)
         if replica is None or replica.up == up:
             return False
+        if up:
+            self._begin_slowly(replica)
         replica.up = up
         self._serving.clear()
         if (
@@ -306,9 +351,26 @@ class Fleet:
         replica = self.replicas[name]
         replica.rate = ReplicaRate()
         replica.reports_cached, replica._without = None, 0  # noqa: SLF001 - the fleet owns its replicas
+        replica.breaker.reset()
+        self.tripped.discard(replica)
+        replica.caution = Caution()
+        replica.view.soft_limit = replica.caution.limit(self.clock())
         replica.view.recent_tokens = 0.0
         replica.view.kv_usage = None
         self._give(replica, self._limit(replica.description))
+
+    def missed(self, name: str) -> None:
+        """A probe of a replica was not answered in time."""
+        replica = self.replicas[name]
+        replica.caution.missed(replica.view.in_flight)
+        replica.view.soft_limit = replica.caution.limit(self.clock())
+
+    def answered(self, name: str) -> None:
+        """A probe of a replica was answered in time."""
+        replica = self.replicas[name]
+        if replica.caution.suspect:
+            replica.caution.answered()
+            replica.view.soft_limit = replica.caution.limit(self.clock())
 
     def limit(self, concurrency: str | int) -> None:
         """Limit what each replica is given at once: `none`, `adaptive`, or so many sequences."""
@@ -324,14 +386,43 @@ class Fleet:
         found = self._serving.get(model)
         if found is None:
             replicas = sorted(self.replicas.values(), key=lambda replica: replica.name)
-            found = [r.view for r in replicas if r.up and (not model or model in r.description.models)]
+            usable = [r for r in replicas if r.up and (not model or model in r.description.models)]
+            # Where every breaker is open none says which is better, and what fails may be the requests.
+            found = [r.view for r in usable if r.breaker.admits] or [r.view for r in usable]
             if found:  # names that nobody serves come from clients and must not grow this map
                 self._serving[model] = found
         return found
 
+    def reconsider(self) -> None:
+        """A replica may have come to be a candidate, or none."""
+        self._serving.clear()
+        self.freed()
+
+    def on_trial(self, model: str) -> base.Replica | None:
+        """A replica that one request should be tried on, if there is one for this model."""
+        for replica in self.tripped:
+            if replica.breaker.awaits_trial and any(replica.view is view for view in self.candidates(model)):
+                return replica.view
+        return None
+
     def reserve(self, name: str, uncached: int, sequences: int, *, stream: bool) -> Reservation:
         """Count a request against a replica from now on."""
-        return Reservation(self, self.replicas[name], uncached, sequences, stream=stream)
+        replica = self.replicas[name]
+        reservation = Reservation(self, replica, uncached, sequences, stream=stream)
+        if replica.breaker.state:
+            replica.breaker.lend(reservation, self.clock())
+            self._serving.clear()
+        return reservation
+
+    def _begin_slowly(self, replica: Replica) -> None:
+        """A replica comes where others have long been: it is not given everything at once."""
+        now, models = self.clock(), replica.description.models.keys()
+        replica.came_at = now
+        for other in self.replicas.values():
+            if other.up and now - other.came_at > RAMP_SECONDS and models & other.description.models.keys():
+                replica.caution.came(now)
+                replica.view.soft_limit = replica.caution.limit(now)
+                return
 
     def _limit(self, description: Description) -> Limit:
         return concurrency.limit(self._concurrency, description.max_seqs, self.clock())
@@ -348,7 +439,12 @@ class Fleet:
             return
         self._ticked = now
         fade, doubt = exp(-elapsed / RECENT_SECONDS), exp(-elapsed / RATE_SECONDS)
+        for replica in self.tripped:
+            if replica.breaker.tick(now):
+                self._serving.clear()
         for replica in self.replicas.values():
+            if replica.caution.active:
+                replica.view.soft_limit = replica.caution.limit(now)
             replica.view.recent_tokens *= fade
             replica.rate.fade(doubt)
             replica.judge(self.line)

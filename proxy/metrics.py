@@ -202,6 +202,12 @@ class _FleetGauges(Collector):
             "replica",
         )
         up = gauge("replica_up", "1 while the replica takes traffic.", "replica")
+        breaker = gauge(
+            "replica_breaker_state",
+            "0: closed; 1: half-open, one request is on trial; 2: open, others are preferred.",
+            "replica",
+        )
+        suspect = gauge("replica_suspect", "1 from a missed probe until an answered one.", "replica")
         blocks = gauge("replica_cache_blocks", "Blocks that the index believes it holds.", "replica")
         rate = gauge("replica_prefill_tokens_per_second", "Learned prefill rate.", "replica")
         mode = gauge("replica_index_mode", "1 for the mode the replica's index is in.", "replica", "mode")
@@ -211,6 +217,8 @@ class _FleetGauges(Collector):
             inflight.add_metric(name, load.in_flight)
             queued.add_metric(name, load.queued_tokens)
             up.add_metric(name, int(replica.up))
+            breaker.add_metric(name, replica.breaker.state)
+            suspect.add_metric(name, int(replica.caution.suspect))
             blocks.add_metric(name, self._index.blocks(replica.name))
             rate.add_metric(name, replica.view.prefill_rate)
             modes = {self._tokenizer_mode.get(model) for model in replica.description.models}
@@ -220,4 +228,4 @@ class _FleetGauges(Collector):
         tokenizer = gauge("tokenizer_mode", "1 for how prompts of the model are tokenised.", "model", "mode")
         for model, how in self._tokenizer_mode.items():
             tokenizer.add_metric([model, how], 1)
-        return [inflight, queued, up, blocks, rate, mode, total, tokenizer]
+        return [inflight, queued, up, breaker, suspect, blocks, rate, mode, total, tokenizer]

@@ -1,7 +1,8 @@
 """Asks each replica how it is, every few seconds, and tells the fleet.
 
 The proxy's own calls carry its own key, keep no cookies and follow no redirects. A replica is down after a
-few misses in a row, since a busy engine answers late; a refused connection is down at once. What the index
+few misses in a row, since a busy engine answers late; a refused connection is down at once. From the first
+miss on it is suspect and given less; and while it answers requests, a late probe is no miss. What the index
 knows of a replica outlives a pause and ends with its process: that is another one when its start time has
 changed, or, for an engine that tells none, when nobody had listened meanwhile.
 """
@@ -52,6 +53,10 @@ class Probes:
         """Told when a replica's process is another one than before."""
         self._misses: dict[str, int] = {}
         self._hits: dict[str, int] = {}
+        self._late: set[str] = set()
+        """Replicas whose last probe was not answered in time, and not otherwise than in time."""
+        self._answers: dict[str, int] = {}
+        """Signs of life in each replica's answers to requests, until its last probe."""
         self._first: dict[str, asyncio.Event] = {}
         self._specs: dict[str, ReplicaSpec] = {}
         self._asking: dict[str, asyncio.Lock] = {}
@@ -97,6 +102,7 @@ class Probes:
 
     async def _ask(self, spec: ReplicaSpec) -> bool:
         """Whether it is alive; what it says is told on the way."""
+        self._late.discard(spec.name)
         async with self._asking[spec.name]:
             replica = self._fleet.replicas.get(spec.name)
             if replica is None:
@@ -110,6 +116,8 @@ class Probes:
                 if not replica.description.models and not self._misses.get(spec.name):
                     logger.warning("replica %s cannot be used yet, and is asked again: %s", spec.name, error)
                 logger.debug("probe of %s: %r", spec.name, error)
+                if isinstance(error, TimeoutError):
+                    self._late.add(spec.name)
                 if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
                     error.os_error, ConnectionRefusedError
                 ):
@@ -118,6 +126,16 @@ class Probes:
             return alive
 
     def _count(self, name: str, *, alive: bool) -> None:
+        answers = self._fleet.replicas[name].answers
+        served, self._answers[name] = answers != self._answers.get(name, 0), answers
+        if alive:
+            self._fleet.answered(name)
+        else:
+            self._fleet.missed(name)
+            if served and name in self._late:
+                logger.debug("replica %s is late to answer probes, but answers requests", name)
+                self._misses[name] = 0
+                return
         self._hits[name] = self._hits.get(name, 0) + 1 if alive else 0
         self._misses[name] = 0 if alive else self._misses.get(name, 0) + 1
         probes = self._settings.probes

@@ -151,6 +151,9 @@ class Router:
         candidates = fleet.candidates(request.model)
         if exclude:
             candidates = [view for view in candidates if view.name not in exclude]
+        everyone = candidates
+        if fleet.tripped and not exclude and (trial := fleet.on_trial(request.model)) is not None:
+            candidates = [trial]
         if not candidates:
             raise NoReplica(f"no usable replica serves {request.model!r} right now", retry_after=1.0)
         matched = self.matches(request)
@@ -158,15 +161,17 @@ class Router:
             request.tokens, matched, request.affinity, request.session, request.sequences, request.urgency
         )
         decision = self.policy.choose(asking, candidates, self.rng)
-        if not has_room(decision.replica, request.sequences, request.allowed):
+        chosen = decision.replica
+        if chosen.in_flight >= chosen.soft_limit or not has_room(chosen, request.sequences, request.allowed):
             free = [view for view in candidates if has_room(view, request.sequences, request.allowed)]
-            if free:
+            free = [view for view in free if view.in_flight < view.soft_limit] or free
+            if free and not any(view is chosen for view in free):
                 decision = self.policy.choose(asking, free, self.rng)
         name = decision.replica.name
         lease = Lease(request, fleet.replicas[name], self.index)
         if matched:
             lease.matched = matched.get(name, 0)
-            lease.available = max([matched.get(view.name, 0) for view in candidates])
+            lease.available = max([matched.get(view.name, 0) for view in everyone])
         lease.reservation = fleet.reserve(
             name, request.tokens - lease.matched, request.sequences, stream=request.stream
         )
