@@ -77,7 +77,7 @@ class Following:
         if resume is not None and self._lasting and resume.epoch.partition("+")[0] == self._base:
             await self._take_over(resume)
         else:
-            self._standing.begin(known=resume is not None)
+            self._standing.begin()
         if not self.closed:
             self._feed.open()
 

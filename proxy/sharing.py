@@ -71,15 +71,16 @@ class Sharing:
             ),
             load=lambda: self._loads(pool.model),
         )
+        # Before anything is waited for: nobody may follow a replica on its own meanwhile.
+        self._pools[pool.model] = shared
+        self._heard[pool.model] = heard
         try:
             await shared.start()
         except Disagreement as error:
             self.refused = error
             logger.error("model %s is not shared: %s", pool.model, error)
+            del self._pools[pool.model], self._heard[pool.model]
             await shared.close()
-            return
-        self._pools[pool.model] = shared
-        self._heard[pool.model] = heard
 
     async def leave(self, pool: ModelPool) -> None:
         """Share a pool no longer: its prompts are keyed otherwise from now on."""
@@ -90,10 +91,20 @@ class Sharing:
         if heard is not None:
             heard.lost_track()
 
-    def restarted(self, replica: str) -> None:
-        """The replica's process has ended: nobody's word on it counts any more."""
+    def restarted(self, replica: str) -> bool:
+        """The process that was described has ended: nobody's word on it counts any more.
+
+        True if others tell of the next one already, so that what is believed is true of that.
+        """
+        known = self._fleet.replicas.get(replica)
+        started = None if known is None else known.description.started_at
+        later = [heard.ended(replica, started) for heard in self._heard.values()]
+        return any(later)
+
+    def forget(self, replica: str) -> None:
+        """The replica has left this fleet for good."""
         for heard in self._heard.values():
-            heard.ended(replica)
+            heard.forget(replica)
 
     def look(self) -> None:
         """Take in what other proxies have in flight."""
@@ -139,15 +150,26 @@ class _Heard:
         self.retracted = remote.retracted
         self.reported = remote.reported
 
-    def ended(self, replica: str) -> None:
-        """The process that was spoken of has ended."""
-        epoch = self._epochs.pop(replica, None)
-        if epoch is not None:
-            self._over[replica] = epoch
+    def ended(self, replica: str, started: float | None) -> bool:
+        """The process that began at `started` has ended; True if it is a later one that is spoken of."""
+        epoch = self._epochs.get(replica)
+        if started is not None and epoch is not None and (_started(epoch) or 0.0) > started:
+            self._over[replica] = repr(started)
+            return True
+        over = self._epochs.pop(replica, None) if started is None else repr(started)
+        if over is not None:
+            self._over[replica] = _process(over)
+            self._epochs.pop(replica, None)
+        return False
+
+    def forget(self, replica: str) -> None:
+        """Nothing of it is kept."""
+        self._epochs.pop(replica, None)
+        self._over.pop(replica, None)
 
     def mode(self, replica: str, epoch: str, mode: Mode) -> None:
         """See `Listener.mode`."""
-        if epoch and self._over.get(replica) == epoch:
+        if epoch and self._over.get(replica) == _process(epoch):
             return
         if mode == "learned":
             self._epochs.pop(replica, None)
@@ -182,3 +204,16 @@ class _Heard:
         for replica in self._epochs:
             self._index.set_mode(replica, "stale")
         self._epochs.clear()
+
+
+def _process(epoch: str) -> str:
+    """The process that an epoch is of: its numbers may have begun anew, which follows a plus."""
+    return epoch.partition("+")[0]
+
+
+def _started(epoch: str) -> float | None:
+    """When the process of an epoch began; None if it does not tell."""
+    try:
+        return float(_process(epoch))
+    except ValueError:
+        return None

@@ -99,12 +99,11 @@ class Standing:
         self._unanswered: float | None = None
         """Since when a reply has been without an event."""
 
-    def begin(self, *, known: bool) -> None:
-        """What is known of another process goes, here and everywhere; `known`: by other proxies."""
-        if known or self._index.mode(self._replica) != "learned":
-            self._index.set_mode(self._replica, "learned")
-            self.commit(Delta(cleared=True))
-            self._pool.announce(self._claim, self.epoch, "learned")
+    def begin(self) -> None:
+        """Nothing is known of this process: what is known of another goes, here and everywhere."""
+        self._index.set_mode(self._replica, "learned")
+        self.commit(Delta(cleared=True))
+        self._pool.announce(self._claim, self.epoch, "learned")
 
     def set(self, mode: Mode) -> None:
         """Tell everybody, if that is a change."""
@@ -118,6 +117,7 @@ class Standing:
         """What a batch has changed."""
         if first := self.mode == "learned":
             self._index.set_mode(self._replica, "stale")  # it believes no feed of which it was not told
+            delta.cleared = True  # nor does any other proxy's, from the middle
         self._index.apply(self._replica, cleared=delta.cleared, removed=delta.removed, stored=delta.stored)
         self.commit(delta)
         if first:

@@ -168,7 +168,8 @@ async def test_what_the_engine_stores_and_removes_is_what_the_index_says(publish
         keys = list(it.keys(tokens(3)))
         changes = [told for told in it.shared.told if len(told) == 5]
         assert changes == [
-            ("1.0", 0, False, [], sorted(keys, key=changes[0][4].index)),
+            ("1.0", -1, True, [], []),
+            ("1.0", 0, False, [], sorted(keys, key=changes[1][4].index)),
             ("1.0", 1, False, [keys[1]], []),
             ("1.0", 2, False, [], [keys[1]]),
         ]
