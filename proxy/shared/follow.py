@@ -5,29 +5,20 @@ whole, then the log from there; so nothing that changes meanwhile is lost, and i
 Predictions of late for replicas whose events nobody follows are read back too, so that a new proxy knows what
 the others have learned.
 
-Invariants: entries are applied in order and each once; a replica that this proxy ingests is never touched by
-what Redis says of it; changes of an epoch that is over are not applied.
+Invariant: entries are applied in order, each once, as `proxy.shared.hearing` says; or it is known that they
+were not, and everything is read anew.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Set as AbstractSet
 
 from redis.exceptions import RedisError
 
 from proxy.logs import logger
-from proxy.shared.base import Counts, Listener, Mode
-from proxy.shared.layout import (
-    Changed,
-    Followed,
-    Forgotten,
-    Predicted,
-    Record,
-    Reported,
-    Retracted,
-    unpack,
-)
+from proxy.shared.base import Counts
+from proxy.shared.hearing import Hearing
+from proxy.shared.layout import unpack
 from proxy.shared.log import Log
 from proxy.shared.snapshot import Held, Reader, Tail
 
@@ -55,17 +46,12 @@ class LostTrackError(Exception):
 class Follower:
     """One proxy's reading of a pool's log."""
 
-    def __init__(self, log: Log, listener: Listener, counts: Counts, *, ours: Callable[[str], bool]) -> None:
-        self.forgotten: Callable[[str], None] = lambda _replica: None
-        """Called when another proxy says that a replica was removed."""
+    def __init__(self, log: Log, hearing: Hearing, counts: Counts) -> None:
         self._log = log
-        self._listener = listener
+        self._hearing = hearing
         self._counts = counts
-        self._ours = ours
         self._reader = Reader(log.link, log.names)
         self._origin = log.origin.encode()
-        self._epochs: dict[str, str] = {}
-        self._again: set[str] = set()
         self._reading: set[str] = set()
         self._at: Tail | None = None
         self._seen = self._compared = time.monotonic()
@@ -76,12 +62,12 @@ class Follower:
     @property
     def synced(self) -> bool:
         """Whether everything that is shared has been read."""
-        return self._at is not None and not self._again and not self._reading
+        return self._at is not None and not self._hearing.again and not self._reading
 
     def again(self, replica: str) -> None:
         """Read this replica whole: it was ingested here, and is not any more."""
-        self._epochs.pop(replica, None)
-        self._again.add(replica)
+        self._hearing.epochs.pop(replica, None)
+        self._hearing.again.add(replica)
 
     async def run(self) -> None:
         """Follow for ever."""
@@ -109,7 +95,7 @@ class Follower:
             await self._begin()
         elif time.monotonic() > self._compared + COMPARE:
             await self._compare()
-        if self._again:
+        if self._hearing.again:
             await self._reread()
         at = self._at
         assert at is not None
@@ -127,8 +113,8 @@ class Follower:
         """Read everything, then go on from where the log ended before."""
         tail = await self._reader.tail()
         fleet = await self._reader.fleet()
-        self._epochs.clear()
-        self._again.clear()
+        self._hearing.epochs.clear()
+        self._hearing.again.clear()
         await self._read(fleet)
         if not self._has_recalled:
             await self._recall(tail, {held.replica for held in fleet})
@@ -137,39 +123,41 @@ class Follower:
 
     async def _compare(self) -> None:
         fleet = await self._reader.fleet()
+        hearing = self._hearing
         for held in fleet:
-            if self._epochs.get(held.replica) != held.epoch and not self._ours(held.replica):
-                self._again.add(held.replica)
+            if hearing.epochs.get(held.replica) != held.epoch and not hearing.ours(held.replica):
+                hearing.again.add(held.replica)
         self._compared = time.monotonic()
 
     async def _reread(self) -> None:
-        self._reading, self._again = self._again, set()
+        hearing = self._hearing
+        self._reading, hearing.again = hearing.again, set()
         try:
             fleet = [held for held in await self._reader.fleet() if held.replica in self._reading]
             await self._read(fleet)
         except BaseException:
-            self._again |= self._reading
+            hearing.again |= self._reading
+            self._reading = set()
             raise
         for replica in self._reading - {held.replica for held in fleet}:
-            if not self._ours(replica):
-                self._listener.mode(replica, "", "learned")  # nobody knows it
+            if not hearing.ours(replica):
+                hearing.unknown(replica)
         self._reading = set()
 
     async def _read(self, fleet: list[Held]) -> None:
+        hearing = self._hearing
         for held in fleet:
-            if self._ours(held.replica):
+            if hearing.ours(held.replica):
                 continue
-            self._epochs[held.replica] = held.epoch
-            self._listener.mode(held.replica, held.epoch, "stale")  # until all of it is read
+            hearing.reading(held)
             first = True
             async for keys in self._reader.blocks(held.key):
-                if self._ours(held.replica):
+                if hearing.ours(held.replica):
                     break
-                self._listener.snapshot(held.replica, held.epoch, keys, first=first)
+                hearing.listener.snapshot(held.replica, held.epoch, keys, first=first)
                 first = False
             else:
-                self._listener.mode(held.replica, held.epoch, held.mode)
-                self._counts.snapshots += 1
+                hearing.read(held)
 
     async def _recall(self, tail: Tail, followed: set[str]) -> None:
         """What was predicted before the log's end, for replicas of which nothing better is known."""
@@ -192,7 +180,7 @@ class Follower:
             raise LostTrackError
 
     async def _apply(
-        self, entries: list[_Entry], *, replay: bool, followed: set[str] | frozenset[str] = frozenset()
+        self, entries: list[_Entry], *, replay: bool, followed: AbstractSet[str] = frozenset()
     ) -> None:
         self._turn = time.monotonic() + SLICE
         for place, flat in entries:
@@ -214,68 +202,17 @@ class Follower:
                 self._log.read(body, own=origin == self._origin)
             for record in records:
                 if replay:
-                    self._recalled(origin.decode(), record, followed)
+                    self._hearing.recalled(origin.decode(), record, followed)
                 else:
-                    self._heard(origin.decode(), record)
+                    self._hearing.heard(origin.decode(), record)
             if time.monotonic() > self._turn:
                 await asyncio.sleep(0)
                 self._turn = time.monotonic() + SLICE
 
-    def _heard(self, origin: str, record: Record) -> None:
-        listener = self._listener
-        self._counts.received += 1
-        match record:
-            case Changed():
-                self._changed(record)
-            case Followed(replica, epoch, mode):
-                if self._epochs.get(replica) == epoch and not self._ours(replica):
-                    listener.mode(replica, epoch, cast("Mode", mode))
-            case Forgotten(replica):
-                self._epochs.pop(replica, None)
-                self._again.discard(replica)
-                listener.forgotten(replica)
-                self.forgotten(replica)
-            case _:
-                self._placed(origin, record)
-
-    def _placed(self, origin: str, record: Record) -> None:
-        match record:
-            case Predicted(number, replica, keys):
-                self._listener.predicted(origin, number, replica, keys)
-            case Retracted(number):
-                self._listener.retracted(origin, number)
-            case Reported(number, predicted, reported):
-                self._listener.reported(origin, number, predicted, reported)
-            case _:
-                pass
-
-    def _recalled(self, origin: str, record: Record, followed: set[str] | frozenset[str]) -> None:
-        if isinstance(record, Predicted | Forgotten) and record.replica in followed:
-            return
-        if isinstance(record, Forgotten):
-            self._listener.forgotten(record.replica)
-        self._placed(origin, record)
-
-    def _changed(self, record: Changed) -> None:
-        replica, epoch, listener = record.replica, record.epoch, self._listener
-        if self._ours(replica):
-            return
-        known = self._epochs.get(replica)
-        if record.cleared:
-            self._epochs[replica] = epoch
-            listener.mode(replica, epoch, "events")
-        elif known is None:
-            self._again.add(replica)  # it was being written when it was looked for
-            return
-        elif known != epoch:
-            return
-        listener.changed(replica, epoch, record.cleared, record.removed, record.stored)
-
     def _forget(self) -> None:
         self._at = None
         self._told = True
-        self._epochs.clear()
-        self._listener.lost_track()
+        self._hearing.lost()
 
     async def _away(self) -> None:
         """Wait for Redis; after a while, what was read is no longer to be relied upon."""

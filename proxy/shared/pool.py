@@ -22,6 +22,7 @@ from proxy.shared.base import Claim, Counts, Disagreement, Listener, Mode, Resum
 from proxy.shared.client import Link
 from proxy.shared.commits import Writer
 from proxy.shared.follow import Follower
+from proxy.shared.hearing import Hearing
 from proxy.shared.layout import VERSION, Names, Predicted, Reported, Retracted, fingerprint
 from proxy.shared.lease import KEEP, RENEW, Leases, ms
 from proxy.shared.loads import Loads, Source
@@ -72,8 +73,8 @@ class SharedPool:
         self._loads = Loads(self._log, load, self.counts)
         self._writers: dict[str, Writer] = {}
         self._claiming: set[str] = set()
-        self._follower = Follower(self._log, listener, self.counts, ours=self._writers.__contains__)
-        self._follower.forgotten = self._lose
+        hearing = Hearing(listener, self.counts, ours=self._writers.__contains__, removed=self._lose)
+        self._follower = Follower(self._log, hearing, self.counts)
         self._tasks = Tasks()
         self._look = asyncio.Event()
 

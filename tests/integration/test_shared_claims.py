@@ -216,6 +216,23 @@ async def test_how_a_feed_is_followed_is_told_and_read_at_the_start(fleet: Fleet
     await eventually(lambda: c.listener.modes["r"] == "stale")
 
 
+async def test_what_changed_before_a_feed_counted_is_read_when_it_does(fleet: Fleet) -> None:
+    """As every ingester begins: nothing is known, a few batches, and only then can it be relied upon."""
+    a, b = await fleet.join("a"), await fleet.join("b")
+    claim = await claimed(a)
+    a.ingest(claim, "e", -1, delta(cleared=True))
+    a.pool.announce(claim, "e", "learned")
+    await eventually(lambda: b.listener.modes.get("r") == "learned")
+    for seq in range(3):
+        a.ingest(claim, "e", seq, delta(stored=[seq]))
+    await eventually(lambda: a.pool.counts.commits == 4)
+    a.pool.announce(claim, "e", "events")
+    await eventually(lambda: b.listener.modes.get("r") == "events")
+    assert b.listener.held["r"] == {0, 1, 2}
+    a.ingest(claim, "e", 3, delta(stored=[3], removed=[0]))
+    await eventually(lambda: b.listener.held["r"] == {1, 2, 3})
+
+
 async def test_every_key_has_a_time_to_live(fleet: Fleet) -> None:
     a, b = await fleet.join("a"), await fleet.join("b")
     claim = await claimed(a, "r:{}%\x00\ud800")

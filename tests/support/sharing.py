@@ -88,6 +88,8 @@ class Listener:
     def changed(
         self, replica: str, epoch: str, cleared: bool, removed: array[int], stored: array[int]
     ) -> None:
+        if self.modes.get(replica) == "learned":
+            return  # as an index does: nobody said that it is followed
         held = self.held.setdefault(replica, set())
         if cleared:
             held.clear()
@@ -96,6 +98,8 @@ class Listener:
         self.epochs[replica] = epoch
 
     def snapshot(self, replica: str, epoch: str, keys: array[int], *, first: bool) -> None:
+        if self.modes.get(replica) == "learned":
+            return
         if first:
             self.held[replica] = set()
         self.held[replica].update(keys)
