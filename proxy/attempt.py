@@ -72,6 +72,8 @@ class Work:
     """Of its class: 0 goes first."""
     rescued: bool = False
     """Whether it was at a replica that died."""
+    resent: bool = False
+    """Whether the same replica was given it again."""
     caller: str = ""
     """Who shares a class fairly with others; empty: the client's address."""
 
@@ -285,7 +287,8 @@ class Attempt:
             if hop.may_retry(work, self._tried):
                 return True
             alone = all(view.name in self._tried for view in hop.fleet.candidates(work.route.model))
-            if alone and work.record.attempts == 1:  # a fleet of one: the request never reached it
+            if alone and not work.resent:  # nobody else is left: the request never reached it
+                work.resent = True
                 self._tried.discard(self._replica.name)
                 return True
         else:
