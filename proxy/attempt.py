@@ -73,7 +73,7 @@ class Work:
     rescued: bool = False
     """Whether it was at a replica that died."""
     resent: bool = False
-    """Whether the same replica was given it again."""
+    """Whether a kept connection had been closed under it: then it is sent on fresh ones only."""
     caller: str = ""
     """Who shares a class fairly with others; empty: the client's address."""
 
@@ -284,11 +284,11 @@ class Attempt:
     async def _can_resend(self, relay: Relay, pool: Pool) -> bool:
         hop, work = self._hop, self._work
         if not relay.fresh and relay.age() < STALE_SECONDS:
+            again, work.resent = not work.resent, True
             if hop.may_retry(work, self._tried):
                 return True
             alone = all(view.name in self._tried for view in hop.fleet.candidates(work.route.model))
-            if alone and not work.resent:  # nobody else is left: the request never reached it
-                work.resent = True
+            if alone and again:  # nobody else is left: the request never reached it
                 self._tried.discard(self._replica.name)
                 return True
         else:

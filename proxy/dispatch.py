@@ -49,7 +49,7 @@ class Dispatcher:
                         raise failure or error from None
                 attempt, lease = Attempt(hop, work, lease, tried), None
                 try:
-                    result = attempt.pool.take() or await attempt.connect()
+                    result = (None if work.resent else attempt.pool.take()) or await attempt.connect()
                     if isinstance(result, UpstreamConnection):
                         relay = attempt.start(result)
                         ending = await relay.done
