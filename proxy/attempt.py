@@ -287,8 +287,7 @@ class Attempt:
             again, work.resent = not work.resent, True
             if hop.may_retry(work, self._tried):
                 return True
-            alone = all(view.name in self._tried for view in hop.fleet.candidates(work.route.model))
-            if alone and again:  # nobody else is left: the request never reached it
+            if again:  # nobody else, or no budget, is left: the request never reached it
                 self._tried.discard(self._replica.name)
                 return True
         else:
