@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import secrets
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from proxy.dispatch import Dispatcher
 from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
+from proxy.gate import Gate
 from proxy.index.memory import MemoryIndex
 from proxy.index.told import ToldIndex
 from proxy.index.truth import TrueIndex
@@ -37,11 +39,14 @@ from proxy.router import Router
 from proxy.server import Server
 from proxy.shared.base import Disagreement
 from proxy.shared.client import Link
+from proxy.shared.rates import Leases
 from proxy.sharing import Sharing
 from proxy.tasks import Tasks
+from proxy.tls import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, Contexts
 from proxy.truth_metrics import TruthMetrics
 from proxy.upstream import Pool
 from proxy.watch import Home
+from proxy.watched import LOOK_SECONDS
 
 INDEX_SECONDS = 0.1
 """Between two looks at what predictions have run out and what other proxies have in flight."""
@@ -70,7 +75,18 @@ class Proxy:
         self.metrics = Metrics(self.fleet, self.index)
         self._tasks = Tasks()
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="prompts")
-        self._http = probes.session(settings)
+        self._tls = Contexts(settings.tls)
+        self._http = probes.session(settings, self._tls.upstream)
+        self.gate = Gate(settings)
+        self._leases: Leases | None = None
+        if link is not None:
+            self._leases = Leases(
+                link,
+                self.gate.rates,
+                namespace=settings.namespace,
+                secret=settings.secret.get_secret_value().encode(),
+                origin=secrets.token_hex(8),
+            )
         self._upstreams: dict[str, Pool] = {}
         tokens = EngineTokens(self._http, self.fleet, seconds=settings.tokenizer_budget_ms / 1000)
         self.pools = Pools(
@@ -127,6 +143,7 @@ class Proxy:
             self.metrics,
             self.ledger,
             Reader(self.metrics, self._executor, budget_seconds=settings.tokenizer_budget_ms / 1000),
+            self.gate,
         )
         admin = Admin(
             settings,
@@ -137,7 +154,7 @@ class Proxy:
             flushed=self._flushed,
             forget=self._forget,
         )
-        self._server = Server(settings, self.fleet, self.pools, exchanges, self.ledger, admin)
+        self._server = Server(settings, self.fleet, self.pools, exchanges, self.ledger, admin, self.gate)
         self._clients = Listener(
             self._server.handle,
             exchanges.answer,
@@ -158,7 +175,8 @@ class Proxy:
     def url(self) -> str:
         """Where it listens."""
         host = self._settings.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        scheme = "http" if self._tls.listening is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def __aenter__(self) -> Self:
         settings, timeouts = self._settings, self._settings.timeouts
@@ -172,6 +190,7 @@ class Proxy:
                 connect_seconds=timeouts.connect,
                 keepalive_seconds=timeouts.keepalive,
                 size=settings.limits.pool_size,
+                tls=self._tls.upstream,
             )
             self._probes.watch(spec)
         try:
@@ -185,9 +204,18 @@ class Proxy:
         self._tasks.every("sweep", min(1.0, timeouts.idle / 4, timeouts.first_byte / 4), self._sweep)
         self._tasks.every("ledger", FLUSH_SECONDS, self.ledger.flush)
         self._tasks.every("index", INDEX_SECONDS, self._tick)
-        loop = asyncio.get_running_loop()
+        self._tasks.every("keys and certificates", LOOK_SECONDS, self._look)
+        if self._leases is not None:
+            self._tasks.start("leases of rates", self._leases.run())
+        loop, tls = asyncio.get_running_loop(), self._tls.listening
         self._listener = await loop.create_server(
-            self._clients, settings.host, settings.port, backlog=BACKLOG
+            self._clients,
+            settings.host,
+            settings.port,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=None if tls is None else SHUTDOWN_SECONDS,
         )
         return self
 
@@ -206,6 +234,8 @@ class Proxy:
                 last.callback(pool.close)
             last.push_async_callback(self._tasks.close)
             last.push_async_callback(self._sharing.close)
+            if self._leases is not None:
+                last.push_async_callback(self._leases.close)
             last.push_async_callback(self._ingest.close)
             last.callback(self.ledger.flush)
             last.push_async_callback(self._clients.shutdown, 0.1)
@@ -216,6 +246,10 @@ class Proxy:
                     await self._dispatcher.idle()
             except TimeoutError:
                 pass
+
+    async def _look(self) -> None:
+        await self.gate.look()
+        await self._tls.look()
 
     def _home(self, name: str) -> Home | None:
         pool = self.pools.pool_of(name)
@@ -252,6 +286,7 @@ class Proxy:
     def _sweep(self) -> None:
         self._dispatcher.sweep()
         self._clients.sweep()
+        self.gate.rates.forget(monotonic())
         for pool in self._upstreams.values():
             pool.sweep()
 

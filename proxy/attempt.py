@@ -41,6 +41,7 @@ from proxy.relay import Ending, Limits, Relay
 from proxy.request import Request
 from proxy.retries import RetryBudget
 from proxy.router import Lease, Router, RouteRequest
+from proxy.salts import Salt
 from proxy.upstream import Pool, UpstreamConnection
 
 STALE_SECONDS = 1.0
@@ -76,6 +77,12 @@ class Work:
     """Whether a kept connection had been closed under it: then it is sent on fresh ones only."""
     caller: str = ""
     """Who shares a class fairly with others; empty: the client's address."""
+    sees_cache: bool = True
+    """Whether the caller is told what is cached."""
+    salt: Salt | None = None
+    """Of the caller's own cache."""
+    charged: float = 0.0
+    """Tokens that the caller was charged when the request was let in."""
 
 
 class Hop:
@@ -175,6 +182,8 @@ class Attempt:
         """Send the request; the relay's `done` tells how it ends."""
         hop, work = self._hop, self._work
         record, request, body = work.record, work.request, work.body
+        if work.salt is not None:
+            body = work.salt.into(body, self._replica.description.engine)
         if work.endpoint is not None:
             sequences = work.route.sequences
             body = splice_priority(
@@ -221,16 +230,22 @@ class Attempt:
                 lines += (name, b": ", value, b"\r\n")
         lines.append(
             (
-                f"x-request-id: {record.id}\r\nx-warmroute-replica: {record.replica}\r\n"
+                f"x-request-id: {record.id}\r\n"
                 f"x-warmroute-policy: {record.policy}\r\nx-warmroute-arm: {record.arm}\r\n"
-                f"x-warmroute-decision: {record.decision}\r\n"
                 f"x-warmroute-prompt-tokens: {record.prompt_tokens}\r\n"
-                f"x-warmroute-predicted-cached-tokens: {record.routed_tokens}\r\n"
                 f"x-warmroute-queue-ms: {record.queue * 1000:.3f}\r\n"
                 f"x-warmroute-overhead-ms: {(record.overhead or 0.0) * 1000:.3f}\r\n"
                 f"x-warmroute-attempts: {record.attempts}\r\n"
             ).encode("ascii")
         )
+        if self._work.sees_cache:  # these would let one tenant probe another's prompts
+            lines.append(
+                (
+                    f"x-warmroute-replica: {record.replica}\r\n"
+                    f"x-warmroute-decision: {record.decision}\r\n"
+                    f"x-warmroute-predicted-cached-tokens: {record.routed_tokens}\r\n"
+                ).encode("ascii")
+            )
         return lines
 
     def complete(self, relay: Relay) -> web.StreamResponse:

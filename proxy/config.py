@@ -28,24 +28,29 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from policies import registry
-from proxy import redis_url
+from proxy import keys_file, redis_url
+from proxy.forwarded import Network, network
 from proxy.priority import Priority, pairs
 from proxy.spec import Frozen, ReplicaSpec, Text, parse_replicas, split_commas
+from proxy.tls import Tls
 
 MASK = "**********"
 """What stands for a secret wherever settings are shown."""
 
 LATER = frozenset(
     (
-        "api_keys_file",
         "canary",
         "record",
-        "salt_per_key",
-        "trusted_proxies",
         "workers",
     )
 )
 """Settings that are promised but not built yet: refused rather than ignored."""
+
+
+def _networks(value: Any) -> Any:
+    """`10.0.0.0/8, ::1` or a list, as networks."""
+    value = split_commas(value)
+    return [network(each) if isinstance(each, str) else each for each in value]
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$", max_length=64)]
@@ -80,6 +85,10 @@ class Limits(Frozen):
     concurrency: PositiveInt | Literal["none", "adaptive"] = "adaptive"
     """sequences that a replica is given at once, the rest waits here: a number, none (no limit), or adaptive:
     starts at what the engine runs, then follows the times to first tokens"""
+    requests_per_minute: PositiveFloat | None = None
+    """requests a minute of each API key, unless the file of keys says other; without keys, of each address"""
+    tokens_per_minute: PositiveFloat | None = None
+    """likewise tokens, of prompts and answers together"""
     pool_size: PositiveInt = 128
     """idle connections kept per replica"""
 
@@ -165,6 +174,17 @@ class Settings(BaseSettings):
         tuple[Annotated[str, StringConstraints(pattern=r"^/[^\s?#]*$")], ...], BeforeValidator(split_commas)
     ] = ()
     """more paths, comma-separated, that are passed to a replica by load"""
+    api_keys_file: Path | None = None
+    """YAML or JSON file with who may call, at which class and rates, made of the lines that `warmroute key`
+    prints; read again when it changes. With it, clients' credentials end here, and replicas get
+    upstream_api_key or none"""
+    salt_per_key: bool = False
+    """true: each API key has a cache of its own, kept apart in the engines too, by cache_salt; what an engine
+    cannot keep apart is refused"""
+    trusted_proxies: Annotated[tuple[Network, ...], BeforeValidator(_networks)] = ()
+    """addresses and networks, comma-separated, of proxies whose X-Forwarded-For counts; X-Forwarded-* of
+    others is not passed on"""
+    tls: Tls = Tls()
     admin_token: SecretStr | None = None
     """who shows it may call /admin; without it, only callers on this machine, if host is loopback"""
     admin_token_file: Path | None = None
@@ -248,9 +268,19 @@ class Settings(BaseSettings):
             raise ValueError("looks like a directory, and there is none; name one that holds tokenizer.json")
         return value
 
+    def _check_keys(self, path: Path) -> None:
+        try:
+            keys_file.read(path, classes=self.priority.classes, usual=self.priority.default)
+        except ValueError as error:
+            raise ValueError(f"api_keys_file {error}") from None
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         registry.create(self.policy, self.policy_params)
+        if self.api_keys_file is not None:
+            self._check_keys(self.api_keys_file)
+        elif self.salt_per_key:
+            raise ValueError("salt_per_key needs keys: set api_keys_file")
         if self.replace_auth and self.upstream_api_key is None:
             raise ValueError("replace_auth needs a key to send: set upstream_api_key")
         if redis_url.parse(self.redis_url).shared and "secret" not in self.model_fields_set:

@@ -16,9 +16,11 @@ from aiohttp import web
 from proxy import bodies, engine_priority
 from proxy.answers import RELAYED_LAST, answer
 from proxy.attempt import Work
+from proxy.callers import Caller
 from proxy.config import Settings
 from proxy.dispatch import Dispatcher
-from proxy.errors import ClientGone, InternalError, ProxyError
+from proxy.errors import BadRequest, ClientGone, InternalError, ProxyError
+from proxy.gate import Gate
 from proxy.http1 import forwardable
 from proxy.ledger import Ledger
 from proxy.logs import logger
@@ -36,7 +38,6 @@ from proxy.traffic import OTHER, Seen
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _REQUEST_ID_FIELD = frozenset((b"x-request-id",))
-_AUTHORIZATION = frozenset((b"authorization",))
 _MODEL_FIELD = re.compile(rb'[; ]name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
@@ -77,6 +78,7 @@ class Exchanges:
         metrics: Metrics,
         ledger: Ledger,
         reader: Reader,
+        gate: Gate,
     ) -> None:
         self._pools = pools
         self._by_policy = by_policy
@@ -85,44 +87,47 @@ class Exchanges:
         self._metrics = metrics
         self._ledger = ledger
         self._reader = reader
+        self._gate = gate
         self._groups = {name.encode(): name for name in settings.groups}
         classes = settings.priority.classes
         self._ranks = {name.encode(): (rank, name) for rank, name in enumerate(classes)}
+        self._most = {name: (rank, name) for rank, name in enumerate(classes)}
         self._usual = classes.index(settings.priority.default), settings.priority.default
         self._policy = settings.policy
         self._seen = Seen()
         self._ids = Random()
         self._body_limit = int(settings.limits.body_bytes)
         self._ask_usage = settings.stream_usage == "auto"
-        self._own_auth: list[tuple[bytes, bytes]] = []
-        self._drop = _REQUEST_ID_FIELD
+        self._drop = _REQUEST_ID_FIELD | gate.drop
         self._orders = any(spec.priority is not None for spec in settings.replicas)
         if self._orders:
             self._drop |= engine_priority.HEADER
-        if settings.replace_auth and settings.upstream_api_key is not None:
-            key = settings.upstream_api_key.get_secret_value().encode()
-            self._own_auth = [(b"Authorization", b"Bearer " + key)]
-            self._drop |= _AUTHORIZATION
 
     async def answer(self, request: Request, endpoint: Endpoint | None) -> web.StreamResponse:
         """Answer a request: routed by its prompt, or, without an endpoint, passed on by load.
 
         Whatever happens is turned into an answer, and told once it has ended.
         """
-        fields, noted = forwardable(request.fields, self._drop)
+        gate = self._gate
+        peer = gate.peer(request.client.transport)
+        fields, noted = forwardable(request.fields, self._drop, trusted=gate.trusts(peer))
         record = self._record(noted, endpoint)
-        rank, record.priority = self._rank(noted)
+        caller: Caller | None = None
+        work: Work | None = None
         try:
+            caller = gate.enter(peer, noted, record.started)
+            rank, record.priority = self._rank(noted, caller)
             body = request.body
             if body is None or len(body) > self._body_limit:
                 body = await bodies.whole(request, self._body_limit)
             has_body = bool(body) or request.method in _WITH_BODY
             work = Work(request, record, self._by_load, fields, body, has_body, rank=rank)
+            work.caller, work.sees_cache = caller.name, caller.sees_cache
             if endpoint is None:
-                self._pass_on(work)
+                self._pass_on(work, caller)
             else:
-                await self._understand(work, endpoint, noted)
-            fields += self._own_auth
+                await self._understand(work, endpoint, noted, caller)
+            fields += gate.credentials
             fields.append((b"X-Request-Id", record.id.encode()))
             record.policy = self._policy if work.router is self._by_policy else "least_load"
             return await self._dispatcher.send(work)
@@ -142,6 +147,8 @@ class Exchanges:
             record.status, record.outcome, record.reason = 500, "rejected", "internal_error"
             return self._refuse(request, InternalError("the proxy failed; its log says why"), record)
         finally:
+            if caller is not None and work is not None:
+                gate.leave(caller, record, work.charged, monotonic())
             record.e2e = monotonic() - record.started
             record.ended = time()
             self._ledger.add(record)
@@ -154,10 +161,11 @@ class Exchanges:
             id_ = f"{self._ids.getrandbits(128):032x}"
         return Record(id_, "passthrough" if endpoint is None else endpoint.value, monotonic())
 
-    def _rank(self, noted: dict[bytes, bytes]) -> tuple[int, str]:
-        """The class that a request asks for: the usual one where it names none, or none there is."""
+    def _rank(self, noted: dict[bytes, bytes], caller: Caller) -> tuple[int, str]:
+        """The class that a request asks for, or the usual one, and no higher than its key allows."""
         named = noted.get(b"x-warmroute-priority")
-        return self._usual if named is None else self._ranks.get(named.strip().lower(), self._usual)
+        asked = self._usual if named is None else self._ranks.get(named.strip().lower(), self._usual)
+        return max(asked, self._most[caller.most])
 
     def _refuse(self, request: Request, error: ProxyError, record: Record) -> web.StreamResponse:
         response = answer(error)
@@ -168,22 +176,33 @@ class Exchanges:
             response.headers["x-warmroute-attempts"] = str(record.attempts)
         return response
 
-    async def _understand(self, work: Work, endpoint: Endpoint, noted: dict[bytes, bytes]) -> None:
+    async def _understand(
+        self, work: Work, endpoint: Endpoint, noted: dict[bytes, bytes], caller: Caller
+    ) -> None:
         """Read the prompt, and settle by it how the request is routed."""
+        gate = self._gate
         record, route, body = work.record, work.route, work.body
         coding = noted.get(b"content-encoding")
         plain = body if coding is None else bodies.inflate(body, coding, self._body_limit)
         if plain is None:  # a coding that is not read here: the engine may know it
+            if gate.salts is not None or caller.models is not None:
+                raise BadRequest("this content coding is not read here, and this key's requests must be")
             self._metrics.load_only.add(("content_encoding",))
             record.model = route.model = self._pools.resolve(None).name
             return
         is_large = len(plain) >= LARGE_BODY
         parsed = await self._reader.parse(endpoint, plain) if is_large else parse(endpoint, plain)
+        gate.allow(caller, parsed.model, parsed.lora)
         model = self._pools.resolve(parsed.model)
+        if parsed.model is None:
+            gate.allow(caller, model.name)
         record.model = route.model = model.name
         record.stream = route.stream = parsed.stream
-        if model.alias:
-            work.body = splice_model(plain, model.name)
+        if gate.salts is not None:
+            work.salt = gate.salts.apply(parsed, caller.name)
+        rewritten = model.alias or work.salt is not None
+        if rewritten:
+            work.body = splice_model(plain, model.name) if model.alias else plain
             if coding is not None:  # the rewritten body goes as it is
                 work.fields[:] = [field for field in work.fields if field[0].lower() != b"content-encoding"]
         parsed.lora = model.lora or parsed.lora
@@ -193,9 +212,9 @@ class Exchanges:
         if session:  # as a hash: whatever bytes it is of, it is bounded and safe to compare
             route.session = xxhash.xxh3_64_hexdigest(session)
         work.router, work.pool = self._by_policy, model.pool
-        if self._orders and (coding is None or model.alias):
+        if self._orders and (coding is None or rewritten):
             work.endpoint = endpoint
-        work.ask_usage = self._ask_usage and parsed.usage_splice and (coding is None or model.alias)
+        work.ask_usage = self._ask_usage and parsed.usage_splice and (coding is None or rewritten)
         pool = model.pool
         if is_large or pool.engine_tokens is not None:
             keying = await self._key_apart(endpoint, plain, parsed, pool)
@@ -210,6 +229,8 @@ class Exchanges:
             route.block_tokens = pool.block_tokens(keying)
             route.exact = keying.counts_exactly
             route.affinity = keying.affinity
+        gate.rates.prompt(caller, route.tokens, record.started)
+        work.charged = route.tokens
         record.group = self._seen.group(route.keys, route.block_tokens)
         named = noted.get(b"x-warmroute-group")
         if named is not None:
@@ -242,12 +263,15 @@ class Exchanges:
             keying.run()
         return keying
 
-    def _pass_on(self, work: Work) -> None:
+    def _pass_on(self, work: Work, caller: Caller) -> None:
         """Find the model that a request names which is only passed on."""
         kind = work.request.field(b"content-type").partition(b";")[0].strip().lower().decode("latin-1")
         asked = _model_of(work.body, kind)
         if asked is None:
+            if work.body:
+                self._gate.allow(caller, "")  # an engine may find one where none is found here
             return
+        self._gate.allow(caller, asked)
         model = self._pools.resolve(asked)
         work.record.model = work.route.model = model.name
         if model.alias:

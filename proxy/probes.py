@@ -8,6 +8,7 @@ changed, or, for an engine that tells none, when nobody had listened meanwhile.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 import aiohttp
@@ -20,10 +21,11 @@ from proxy.spec import ReplicaSpec
 from proxy.tasks import Tasks
 
 
-def session(settings: Settings) -> aiohttp.ClientSession:
-    """The client for the proxy's own calls."""
+def session(settings: Settings, tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    """The client for the proxy's own calls; `tls` is for replicas with https."""
     key = settings.upstream_api_key
     return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"},
         timeout=aiohttp.ClientTimeout(total=settings.probes.timeout),

@@ -4,6 +4,7 @@ What controls an engine is never passed on for a client; `/admin` is for that.
 """
 
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from urllib.parse import unquote
 
 import msgspec
@@ -16,6 +17,8 @@ from proxy.connection import ClientConnection
 from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
+from proxy.gate import Gate
+from proxy.http1 import forwardable
 from proxy.ledger import Ledger
 from proxy.pools import Pools
 from proxy.prompt.parse import Endpoint
@@ -38,12 +41,14 @@ class Server:
         exchanges: Exchanges,
         ledger: Ledger,
         admin: Admin,
+        gate: Gate,
     ) -> None:
         self._fleet = fleet
         self._pools = pools
         self._exchanges = exchanges
         self._ledger = ledger
         self._admin = admin
+        self._gate = gate
         self._passed = PASSED | frozenset(settings.passthrough)
         self.draining = False
         self._local: dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
@@ -109,8 +114,13 @@ class Server:
     async def _metrics_page(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=self._ledger.page(), headers={"Content-Type": _TEXT, "Server": SERVER})
 
-    async def _models(self, _: web.BaseRequest) -> web.Response:
-        return _json({"object": "list", "data": self._pools.cards()})
+    async def _models(self, request: web.BaseRequest) -> web.Response:
+        """The models that the caller may ask for."""
+        gate = self._gate
+        _, noted = forwardable(request.raw_headers)
+        caller = gate.enter(gate.peer(request.transport), noted, monotonic())
+        cards = [card for card in self._pools.cards() if caller.may_use(str(card["id"]))]
+        return _json({"object": "list", "data": cards})
 
 
 def general(request: web.BaseRequest, target: str) -> Request:

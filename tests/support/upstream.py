@@ -9,6 +9,7 @@ is kept in `violations`, which the fixture requires to be empty.
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
@@ -162,7 +163,10 @@ class _Connection(Wire):
 class Upstream:
     """A listening replica on 127.0.0.1; `async with` it."""
 
-    def __init__(self, *, model: str = "m", host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, *, model: str = "m", host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.tls = tls
         self.model = model
         self.host = host
         self.port = 0
@@ -188,7 +192,7 @@ class Upstream:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -208,7 +212,7 @@ class Upstream:
         loop = asyncio.get_running_loop()
         address = socket.create_server(("127.0.0.1", self.port))
         self.port = address.getsockname()[1]
-        self._server = await loop.create_server(lambda: _Connection(self), sock=address)
+        self._server = await loop.create_server(lambda: _Connection(self), sock=address, ssl=self.tls)
 
     async def stop_listening(self) -> None:
         """Refuse new connections; those that are open stay."""

@@ -11,6 +11,7 @@ from hypothesis import settings as properties
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
+from proxy import keys_file
 from proxy.config import LATER, MASK, Settings
 from proxy.explain import effective, usage
 from proxy.sources import (
@@ -25,10 +26,12 @@ from proxy.sources import (
     read_variables,
     variable,
 )
+from tests.support.certificates import Authority
 
 REPLICA = "http://one:8000"
 
-# A valid value that is not the default, for every setting there is; `{file}` is a file with a secret in it.
+# A valid value that is not the default, for every setting there is; `{file}` is a file with a secret in it,
+# the others are what they are called.
 SAMPLES = {
     "host": "0.0.0.0",
     "port": "9000",
@@ -56,6 +59,8 @@ SAMPLES = {
     "limits.attempts": "2",
     "limits.retry_budget": "0.5",
     "limits.pool_size": "7",
+    "limits.requests_per_minute": "600",
+    "limits.tokens_per_minute": "2e6",
     "limits.concurrency": "32",
     "priority.classes": "standard,batch",
     "priority.default": "batch",
@@ -70,6 +75,16 @@ SAMPLES = {
     "groups": "a,b",
     "stream_usage": "never",
     "passthrough": "/score",
+    "api_keys_file": "{keys}",
+    "salt_per_key": "true",
+    "trusted_proxies": "10.0.0.0/8, ::1",
+    "tls.cert": "{both}",
+    "tls.key": "{key}",
+    "tls.client_ca": "{cert}",
+    "tls.upstream_ca": "{cert}",
+    "tls.upstream_cert": "{both}",
+    "tls.upstream_key": "{key}",
+    "tls.upstream_verify": "false",
     "admin_token": "s3",
     "admin_token_file": "{file}",
     "probes.interval": "1",
@@ -80,6 +95,27 @@ SAMPLES = {
     "log_format": "json",
     "log_level": "debug",
 }
+
+
+# What else must be set for that.
+NEEDED = {
+    "salt_per_key": {"api_keys_file": "{keys}"},
+    "tls.key": {"tls.cert": "{cert}"},
+    "tls.client_ca": {"tls.cert": "{both}"},
+    "tls.upstream_key": {"tls.upstream_cert": "{cert}"},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    """The files that samples name."""
+    directory = tmp_path_factory.mktemp("files")
+    pair = Authority(directory).sign()
+    found = {"file": directory / "secret", "keys": directory / "keys", "both": directory / "both"}
+    found["file"].write_text("from a file\n")
+    found["keys"].write_text(keys_file.make("a")[1])
+    found["both"].write_text(pair.cert.read_text() + pair.key.read_text())
+    return {**found, "cert": pair.cert, "key": pair.key}
 
 
 def settings(
@@ -110,17 +146,22 @@ def test_every_setting_has_a_sample_and_a_meaning():
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES))
-def test_one_name_everywhere(path, tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("from a file\n")
-    sample = SAMPLES[path].format(file=secret)
+def test_one_name_everywhere(path, tmp_path, files):
+    given = {path: SAMPLES[path]} | NEEDED.get(path, {})
+    given = {name: sample.format(**files) for name, sample in given.items()}
     config = tmp_path / "w.yaml"
-    group, dot, name = path.partition(".")
-    config.write_text(yaml.safe_dump({group: {name: sample}} if dot else {path: sample}))
+    nested: dict[str, object] = {}
+    for each, sample in given.items():
+        group, dot, name = each.partition(".")
+        if dot:
+            nested.setdefault(group, {})[name] = sample
+        else:
+            nested[each] = sample
+    config.write_text(yaml.safe_dump(nested))
     empty = read_variables({})
     loads = [
-        load(read_flags([(flag(path)[2:], sample)]), empty),
-        load(read_flags([]), read_variables({variable(path): sample})),
+        load(read_flags([(flag(name)[2:], sample) for name, sample in given.items()]), empty),
+        load(read_flags([]), read_variables({variable(name): sample for name, sample in given.items()})),
         load(read_flags([]), empty, read_file(config)),
     ]
     first, second, third = (value_at(loaded, path) for loaded in loads)
@@ -488,3 +529,38 @@ def test_help_lists_every_setting_with_flag_variable_default_and_meaning():
 
 def test_secrets_are_known_as_such():
     assert [path for path in FIELDS if is_secret(path)] == ["secret", "upstream_api_key", "admin_token"]
+
+
+def test_keys_that_cannot_be_used_stop_the_start(tmp_path, files):
+    assert "cannot be read" in refused({"api_keys_file": str(tmp_path / "no")})
+    assert "should hold a list of keys" in refused({"api_keys_file": str(files["file"])})
+    keys = tmp_path / "keys"
+    keys.write_text(keys_file.make("a")[1].replace("}", ", most: gold}"))
+    assert "there are interactive, standard, batch" in refused({"api_keys_file": str(keys)})
+    assert settings({"api_keys_file": str(keys), "priority.classes": "gold,standard"})
+    assert "salt_per_key needs keys: set api_keys_file" in refused({"salt_per_key": "true"})
+
+
+def test_certificates_that_cannot_be_used_stop_the_start(tmp_path, files):
+    assert "set tls.cert" in refused({"tls.key": str(files["key"])})
+    assert "No such file" in refused({"tls.cert": str(tmp_path / "no")})
+    message = refused({"tls.cert": str(files["key"])})
+    assert message.startswith("WARMROUTE_TLS")
+    assert "lacks the certificate" in message
+
+
+def test_a_network_that_is_none_is_named():
+    assert "names '10.0.0.0/99', which is no address or network" in refused(
+        {"trusted_proxies": "10.0.0.0/99"}
+    )
+
+
+def test_nothing_of_keys_and_certificates_is_printed_but_their_paths(files):
+    loaded = settings(
+        {"api_keys_file": str(files["keys"]), "tls.cert": str(files["cert"]), "tls.key": str(files["key"])}
+    )
+    shown = effective(loaded)
+    for path in ("keys", "cert", "key"):
+        assert str(files[path]) in shown
+        for line in files[path].read_text().splitlines():
+            assert line not in shown + repr(loaded)
