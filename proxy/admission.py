@@ -58,6 +58,10 @@ class PriorityClass:
         self.drained: deque[float] = deque(maxlen=DRAIN)
         """When the last of them were let in."""
 
+    def finish(self) -> float:
+        """Its tag once its next has been let in."""
+        return self.tag + next(iter(self.lanes.values())).first().tokens / self.weight
+
 
 class Admission:
     """The queue before routing."""
@@ -172,7 +176,7 @@ class Admission:
     def _serve_one(self) -> bool:
         now = self._fleet.clock()
         waiting = [mine for mine in self.classes if mine.tickets]
-        waiting.sort(key=lambda mine: mine.tag)  # stable: of equals, the higher class
+        waiting.sort(key=PriorityClass.finish)  # stable: of equals, the higher class
         if any(self._serve(mine, now, aged=True) for mine in waiting):
             return True
         for place, mine in enumerate(waiting):

@@ -3,9 +3,9 @@
 What an engine has beyond what keeps it busy only waits there, first come first served; kept in the proxy
 instead it can still be overtaken. So the adaptive limit watches what waiting does to first tokens: the time
 to one, per token that had to be computed, against the same where nothing was ahead of it (a gradient, as in
-Netflix's concurrency-limits, but with a base line that needs no quiet hours). While it is hardly longer the
-limit rises; when it is much longer the limit falls, but never below what the replica is computing and one
-more: a limit that idles a replica raises every latency.
+Netflix's concurrency-limits, but with a base line that needs no quiet hours). While it is hardly longer a
+limit that binds rises; when it is much longer the limit falls, but never below what the replica decodes and
+a prefill beside that: a limit that idles a replica raises every latency.
 
 Only streams teach it: when an answer in one piece began cannot be seen. Without streams it stays where it
 started.
@@ -19,13 +19,16 @@ from policies import base
 
 UNKNOWN = 256
 """Where a limit starts if the engine does not say how many sequences it runs: vLLM's own default."""
-LEAST, MOST = 2.0, 8192.0
+LEAST, MOST = 8.0, 8192.0
+"""What one step of an engine can prefill together; and the end of all rising."""
+BESIDE = 8
+"""Of so many that decode, one more may be prefilled beside them than the first."""
 FIXED_TOKENS = 512.0
 """What a first token costs that no prompt token accounts for, as tokens: HTTP and one step of the engine.
 The bench's three profiles put it at 60 to 580."""
 TOLERANCE = 2.0
 """Times longer than alone that a first token may take: about one prefill ahead of each."""
-RISE, LOWEST_FALL = 0.1, 0.7
+RISE, LOWEST_FALL = 0.1, 0.25
 """What one step adds, and the least that one step leaves."""
 SAMPLES = 8
 """First tokens that must have come since a step before the next."""
@@ -41,9 +44,11 @@ class Unlimited:
     def __init__(self, value: float = inf) -> None:
         self.value = value
 
-    def observe(
-        self, now: float, sent_at: float, uncached: float, ahead: float, in_flight: int, running: int
-    ) -> None:
+    def at(self, running: int) -> float:  # noqa: ARG002 - what others need
+        """The limit of a replica that decodes so many sequences."""
+        return self.value
+
+    def observe(self, now: float, sent_at: float, uncached: float, ahead: float, in_flight: int) -> None:
         """Learn nothing."""
 
 
@@ -56,24 +61,27 @@ class Fixed(Unlimited):
 class Adaptive(Unlimited):
     """A limit that follows the times to first tokens."""
 
-    __slots__ = ("_alone", "_binding", "_changed", "_count", "_sum")
+    __slots__ = ("_alone", "_changed", "_count", "_least", "_most", "_sum")
 
-    def __init__(self, start: float | None, now: float) -> None:
-        super().__init__(float(start or UNKNOWN))
+    def __init__(self, slots: int | None, now: float) -> None:
+        super().__init__(float(slots or UNKNOWN))
+        self._least = min(LEAST, self.value)
         self._alone: float | None = None
         """Mean logarithm of seconds a token where nothing was ahead; None before the first."""
         self._changed = now
         self._sum = 0.0
         self._count = 0
-        self._binding = False
-        """Whether the limit has held anything back since it changed, or nearly so."""
+        self._most = 0
+        """Sequences in flight at most since it changed."""
 
-    def observe(
-        self, now: float, sent_at: float, uncached: float, ahead: float, in_flight: int, running: int
-    ) -> None:
+    def at(self, running: int) -> float:
+        """Never so low that none can be prefilled beside those that decode."""
+        return max(self.value, running + running // BESIDE + 1)
+
+    def observe(self, now: float, sent_at: float, uncached: float, ahead: float, in_flight: int) -> None:
         """A first token has come: of a request sent at `sent_at` with `ahead` uncached tokens before its own.
 
-        `in_flight` and `running` are the sequences that the replica has now, and those of them that decode.
+        `in_flight` are the sequences that the replica has now.
         """
         if now <= sent_at:
             return
@@ -82,22 +90,21 @@ class Adaptive(Unlimited):
             self._alone = each
         elif ahead <= 0:
             self._alone += CALM * (each - self._alone)
-        self._binding = self._binding or 2 * in_flight >= self.value
+        self._most = max(self._most, in_flight)
         if sent_at < self._changed:  # it says how the limit before this one was
             return
         self._sum += each
         self._count += 1
         if self._count >= SAMPLES and now - self._changed >= SETTLE:
-            if self._binding:
-                self._step(exp(self._sum / self._count - self._alone), running)
-            self._changed, self._sum, self._count, self._binding = now, 0.0, 0, False
+            self._step(exp(self._sum / self._count - self._alone))
+            self._changed, self._sum, self._count, self._most = now, 0.0, 0, 0
 
-    def _step(self, inflation: float, running: int) -> None:
-        if inflation <= TOLERANCE:
-            self.value = min(MOST, self.value + max(1.0, RISE * self.value))
-        else:
-            fallen = self.value * max(LOWEST_FALL, TOLERANCE / inflation)
-            self.value = max(LEAST, min(self.value, max(fallen, running + 1.0)))
+    def _step(self, inflation: float) -> None:
+        value, most = self.value, self._most
+        if inflation > TOLERANCE:
+            self.value = max(self._least, min(value, most) * max(LOWEST_FALL, TOLERANCE / inflation))
+        elif 2 * most >= value:  # else it holds nothing back, and nothing shows how it would be higher
+            self.value = min(MOST, value + max(1.0, RISE * value))
 
 
 Limit = Unlimited
@@ -138,4 +145,7 @@ def has_room(view: base.Replica, sequences: int, allowed: Allowance = ALL) -> bo
 
 def any_room(views: Sequence[base.Replica], sequences: int, allowed: Allowance = ALL) -> bool:
     """Whether a class may have so many more sequences on some of these replicas."""
-    return any(has_room(view, sequences, allowed) for view in views)
+    for view in views:  # noqa: SIM110 - a generator would cost more than all the rest of letting in
+        if has_room(view, sequences, allowed):
+            return True
+    return False

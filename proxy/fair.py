@@ -93,10 +93,10 @@ class FairQueue:
             flow.deficit += QUANTUM
             if flow.can_pay:
                 return flow.first
-        short = min(flow.first.tokens - flow.deficit for flow in flows.values())
+        short = min(each.first.tokens - each.deficit for each in flows.values())
         rounds = ceil(short / QUANTUM)  # as many more as it takes for someone's, at once
-        for flow in flows.values():
-            flow.deficit += rounds * QUANTUM
+        for each in flows.values():
+            each.deficit += rounds * QUANTUM
         while not flow.can_pay:
             flow = self._turn()
         return flow.first

@@ -232,11 +232,11 @@ class Reservation:
             line.observe(tokens, seconds)
             replica.rate.observe(tokens, seconds, line)
             replica.judge(line)
-            view = replica.view
-            replica.limit.observe(now, self.sent_at, self.uncached, self._ahead, view.in_flight, view.running)
-            view.limit = replica.limit.value
+            replica.limit.observe(now, self.sent_at, self.uncached, self._ahead, replica.view.in_flight)
         self._prefilled()
-        replica.view.running += self.sequences
+        view = replica.view
+        view.running += self.sequences
+        view.limit = replica.limit.at(view.running)
         self._fleet.freed()
 
     def judge(self, *, healthy: bool) -> None:
@@ -281,6 +281,7 @@ class Reservation:
             known = view.slot_time
             view.slot_time = held if known is None else known + SLOT_STEP * (held - known)
         view.in_flight -= self.sequences
+        view.limit = self.replica.limit.at(view.running)
         self._fleet.freed()
 
     def _prefilled(self) -> None:
@@ -429,7 +430,7 @@ class Fleet:
 
     @staticmethod
     def _give(replica: Replica, limit: Limit) -> None:
-        replica.limit, replica.view.limit = limit, limit.value
+        replica.limit, replica.view.limit = limit, limit.at(replica.view.running)
 
     def tick(self) -> None:
         """Let recent work fade and move overdue prefills on; cheap, called before each decision."""
