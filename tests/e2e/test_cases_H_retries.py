@@ -7,6 +7,7 @@ import pytest
 from proxy.app import Proxy
 from tests.support import dialect
 from tests.support.client import Client, exchange
+from tests.support.eventually import eventually
 from tests.support.fixtures import idle, in_flight, total
 from tests.support.http import request
 from tests.support.upstream import Exchange, Upstream
@@ -249,4 +250,55 @@ async def test_H02_a_client_that_leaves_between_attempts_ends_them(pair, proxy):
     assert sum(await in_flight(proxy)) == 1
     client.reset()
     left.set()
+    await idle(proxy)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_H02_b_a_replica_that_dies_loses_nobody_it_had_not_answered(upstreams, proxy_factory, kept):
+    """More than the budget for retries allows: what a dead replica had begun died with it."""
+    first, second = pair = await upstreams(2)
+    proxy = await proxy_factory(*pair, policy="round_robin", probes={"interval": 60, "misses": 100})
+    crowd = 60
+    if kept:
+        gate = asyncio.Event()
+
+        async def wait(exchange: Exchange) -> None:
+            await gate.wait()
+            await Upstream.reply(exchange)
+
+        for each in pair:
+            each.behaviour = wait
+        async with asyncio.TaskGroup() as warming:
+            for _ in range(crowd):
+                warming.create_task(exchange(proxy.port, "POST", CHAT, dialect.chat()))
+            await eventually(lambda: tried(pair) == crowd, "a connection each")
+            gate.set()
+    before = len(second.requests)
+    first.behaviour, second.behaviour = dialect.hang, Upstream.reply
+    async with asyncio.TaskGroup() as clients:
+        asked = [
+            clients.create_task(exchange(proxy.port, "POST", CHAT, dialect.chat())) for _ in range(crowd)
+        ]
+        await eventually(lambda: tried(pair) - before == crowd + before * kept, "all are there")
+        await first.die()
+    assert {each.result().status for each in asked} == {200}
+    assert len(second.requests) - before == crowd
+    await idle(proxy)
+
+
+async def test_H02_b_a_request_that_kills_its_replica_does_not_kill_them_all(upstreams, proxy_factory):
+    replicas = await upstreams(4)
+    proxy = await proxy_factory(*replicas, policy="round_robin", probes={"interval": 60, "misses": 100})
+    for each in replicas:
+
+        async def die(_: Exchange, each: Upstream = each) -> None:
+            await each.die()
+
+        each.behaviour, each.keep_alive = die, False
+    response = await exchange(proxy.port, "POST", CHAT, dialect.chat())
+    assert response.status == 502
+    assert tried(replicas) == 2
+    for each in replicas:
+        each.behaviour = Upstream.reply
+    assert (await exchange(proxy.port, "POST", CHAT, dialect.chat())).status == 200
     await idle(proxy)
