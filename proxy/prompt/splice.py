@@ -52,31 +52,21 @@ def splice_model(body: bytes, model: str) -> bytes:
 
 
 def splice_priority(body: bytes, priority: int | None) -> bytes:
-    """Set the top-level `priority`, or take it out; all of them, if there are several.
-
-    A body that has none stays as it is where none is wanted.
-    """
-    brace, at, seen = body.find(b"{"), 0, 0
-    pieces: list[bytes] = []
-    end = brace + 1  # of what stands before a field
-    others = False
-    for key, _, after in top_level(body):
+    """Set the top-level `priority`, or take it out where it is None; every one, if there are several."""
+    at = start = body.find(b"{") + 1
+    kept: list[bytes] = []
+    seen, before = 0, b""
+    for key, _, end in top_level(body):
+        if key != "priority":
+            field = body[at:end]  # with the comma before it, unless it is the first
+            kept.append(field if kept or not seen else field.replace(b",", b"", 1))
         seen += 1
-        if key == "priority":
-            pieces.append(body[at:end])
-            at = after
-        else:
-            if not others and at == end > brace + 1:  # the first that stays needs no comma before it
-                at = body.index(b",", at) + 1
-            others = True
-        end = after
-    if seen > MOST_FIELDS or (not seen and _after_brace(body, brace) != b"}"):
+        at = end
+    if seen > MOST_FIELDS or (priority is None and seen == len(kept)):
         return body
     if priority is not None:
-        insert = b'"priority":%d' % priority + (b"," if others else b"")
-        whole = b"".join([*pieces, body[at:]])
-        return whole[: brace + 1] + insert + whole[brace + 1 :]
-    return b"".join([*pieces, body[at:]]) if pieces else body
+        before = b'"priority":%d' % priority + (b"," if kept else b"")
+    return b"".join([body[:start], before, *kept, body[at:]])
 
 
 def splice_last(body: bytes, field: str, value: str) -> bytes:
@@ -169,11 +159,6 @@ class _Values:
         if self._text is None:
             self._text = self._body.decode("latin-1")
         return _SCANNER.raw_decode(self._text, start)[1]
-
-
-def _after_brace(body: bytes, brace: int) -> bytes:
-    at = _after_space(body, brace + 1)
-    return body[at : at + 1] if brace >= 0 else b""
 
 
 def _after_space(body: bytes, at: int) -> int:
