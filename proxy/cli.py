@@ -58,7 +58,9 @@ def _serve(arguments: Sequence[str]) -> int:
     loaded, switches = _settings(arguments)
     if "print_config" in switches:
         return _say(effective(loaded))
-    if not loaded.settings.replicas and loaded.settings.admin_token is None:
+    settings = loaded.settings
+    named = settings.replicas or settings.discovery == "kubernetes"
+    if not named and settings.admin_token is None:
         raise ConfigError(
             f"no replica is named: set {variable('replicas')}=http://host:port (or --replicas, or the file's "
             f"replicas:), or {variable('admin_token')} to add replicas while it runs"
@@ -66,9 +68,9 @@ def _serve(arguments: Sequence[str]) -> int:
     if "check_config" in switches:
         return _say("the settings are valid\n")
     _check_owners()
-    from proxy import app  # noqa: PLC0415 - everything above answers without loading the server
+    from proxy import lifecycle  # noqa: PLC0415 - everything above answers without loading the server
 
-    return app.run(loaded.settings)
+    return lifecycle.run(settings)
 
 
 def _make_key(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ secret.
 """
 
 import secrets
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -30,6 +31,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from policies import registry
 from proxy import keys_file, redis_url
 from proxy.forwarded import Network, network
+from proxy.found import Dns, Kubernetes
 from proxy.priority import Priority, pairs
 from proxy.spec import Frozen, ReplicaSpec, Text, parse_replicas, split_commas
 from proxy.tls import Tls
@@ -127,8 +129,15 @@ class Settings(BaseSettings):
     """comma-separated URLs, or JSON objects
     {"url", "name", "engine": "vllm"|"sglang"|"llama_cpp"|"openai", "model", "capacity" (KV blocks),
     "block_size", "max_seqs", "priority": "low_first"|"high_first" (which values its engine takes first,
-    if it schedules by priority), "kv_events" and "kv_replay" (tcp://host:port, of the engine's KV events and
-    of their replay)}; what is absent is asked of the replica"""
+    if it schedules by priority), "server_name" (that its certificate is for, if not the URL's host),
+    "kv_events" and "kv_replay" (tcp://host:port, of the engine's KV events and of their replay)}; what is
+    absent is asked of the replica"""
+    discovery: Literal["static", "dns", "kubernetes"] = "static"
+    """where replicas come from beside /admin/replicas. static: `replicas` are the fleet, and one named by
+    host follows its address; dns: hosts in `replicas` are names, as of headless services, and each address
+    behind one is a replica of its own; kubernetes: the pods behind kubernetes.service, and `replicas`"""
+    dns: Dns = Dns()
+    kubernetes: Kubernetes = Kubernetes()
     redis_url: str = Field("embedded", repr=False)
     """where proxies share their index: redis://user:password@host:port/db, rediss:// (TLS; with
     ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE as in redis-py), redis+sentinel://host:port,…/service,
@@ -190,8 +199,11 @@ class Settings(BaseSettings):
     admin_token_file: Path | None = None
     """file that holds that token"""
     probes: Probes = Probes()
+    shutdown_delay: NonNegativeFloat = 3.0
+    """seconds between SIGTERM, from which on /ready says 503, and the end of accepting connections: for load
+    balancers to notice; SIGINT skips it"""
     shutdown_grace: NonNegativeFloat = 30.0
-    """seconds that requests in flight get when the proxy is told to stop"""
+    """seconds that requests get after that before they are ended; a second signal ends them at once"""
     log_format: Literal["text", "json"] = "text"
     """one line a request, as text or as JSON"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -283,6 +295,11 @@ class Settings(BaseSettings):
             raise ValueError("salt_per_key needs keys: set api_keys_file")
         if self.replace_auth and self.upstream_api_key is None:
             raise ValueError("replace_auth needs a key to send: set upstream_api_key")
+        if self.discovery == "kubernetes":
+            if self.kubernetes.service is None:
+                raise ValueError("discovery=kubernetes follows a service: set WARMROUTE_KUBERNETES__SERVICE")
+            if find_spec("kubernetes_asyncio") is None:
+                raise ValueError("discovery=kubernetes needs an extra: pip install 'warmroute[kubernetes]'")
         if redis_url.parse(self.redis_url).shared and "secret" not in self.model_fields_set:
             raise ValueError(
                 "redis_url names a Redis that is shared, and every proxy on it needs the same secret: set "

@@ -42,6 +42,8 @@ class ReplicaSpec(Frozen):
     priority: Literal["low_first", "high_first"] | None = None
     """Whether its engine schedules by priority, and which values it takes first: vLLM with
     --scheduling-policy priority low_first, SGLang with --enable-priority-scheduling high_first."""
+    server_name: Text | None = None
+    """The name that its certificate is for, where that is not the URL's host."""
     kv_events: Text | None = None
     """`tcp://host:port` where its engine publishes KV events; of the first rank if it has several."""
     kv_replay: Text | None = None

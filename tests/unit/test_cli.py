@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 import yaml
 
-import proxy.app
+import proxy.lifecycle
 from policies import registry
 from proxy import cli
 
@@ -19,7 +19,7 @@ REPLICA = ["--replicas", "http://one:8000"]
 def started(monkeypatch):
     """The settings that the proxy was started with, in place of starting it."""
     seen = []
-    monkeypatch.setattr(proxy.app, "run", lambda settings: seen.append(settings) or 7)
+    monkeypatch.setattr(proxy.lifecycle, "run", lambda settings: seen.append(settings) or 7)
     return seen
 
 
