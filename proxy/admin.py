@@ -8,19 +8,25 @@ Never reached by what a client sends to a model.
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
 
 import aiohttp
 import msgspec
 from aiohttp import web
+from pydantic import ValidationError
 
 from proxy import bodies
 from proxy.config import Settings
-from proxy.errors import MethodNotAllowed, NotFound, Unauthorized, UpstreamFailed
+from proxy.errors import BadRequest, MethodNotAllowed, NotFound, Unauthorized, UpstreamFailed
 from proxy.fleet import Fleet, Replica
+from proxy.found import Found
 from proxy.index.base import PrefixIndex
 from proxy.pools import Pools
+from proxy.roster import Roster
+from proxy.spec import ReplicaSpec
 
 ENGINE_SECONDS = 60.0
+SPEC_BYTES = 64 * 1024
 _ENGINE_HEADERS = ("content-type",)
 
 
@@ -31,6 +37,7 @@ class Admin:
         self,
         settings: Settings,
         fleet: Fleet,
+        roster: Roster,
         index: PrefixIndex,
         pools: Pools,
         http: aiohttp.ClientSession,
@@ -43,6 +50,7 @@ class Admin:
         self._loopback = _is_loopback(settings.host)
         self._settings = settings
         self._fleet = fleet
+        self._roster = roster
         self._index = index
         self._pools = pools
         self._http = http
@@ -50,8 +58,10 @@ class Admin:
         """Told that an engine's cache is empty."""
         self._forget = forget
         """Told to begin anew with what is known of a replica's cache."""
-        self._paths: dict[tuple[str, str], Callable[[], Awaitable[web.Response]]] = {
+        self._paths: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
             ("GET", "/admin/replicas"): self._replicas,
+            ("POST", "/admin/replicas"): self._add,
+            ("DELETE", "/admin/replicas"): self._remove_named,
             ("POST", "/admin/flush"): self._flush,
             ("GET", "/admin/policy"): self._policy,
         }
@@ -61,14 +71,19 @@ class Admin:
         self._authorize(request)
         act = self._paths.get((request.method, path))
         if act is not None:
-            return await act()
+            return await act(request)
         if any(known == path for _, known in self._paths):
             raise MethodNotAllowed(f"{path} does not take {request.method}")
-        name, slash, rest = path.removeprefix("/admin/replicas/").partition("/")
-        replica = self._fleet.replicas.get(name)
-        if not path.startswith("/admin/replicas/") or not slash or replica is None:
+        named, slash, rest = path.removeprefix("/admin/replicas/").partition("/")
+        if not path.startswith("/admin/replicas/"):
             raise NotFound("nothing is served here; /admin/replicas lists the replicas")
-        return await self._engine(request, replica, rest)
+        name = unquote(named)
+        self._roster.member(name)  # raises NotFound
+        if not slash:
+            return self._one(request, name)
+        if rest == "drain":
+            return self._drain(request, name)
+        return await self._engine(request, self._fleet.replicas[name], rest)
 
     def _authorize(self, request: web.BaseRequest) -> None:
         if self._token is None:
@@ -81,14 +96,60 @@ class Admin:
         ):
             raise Unauthorized("/admin needs the header Authorization: Bearer <WARMROUTE_ADMIN_TOKEN>")
 
-    async def _replicas(self) -> web.Response:
-        return _json({"replicas": [self._state(replica) for replica in self._fleet.replicas.values()]})
+    async def _replicas(self, _: web.BaseRequest) -> web.Response:
+        leaving = [
+            {"name": one.name, "url": one.url, "state": "leaving", "in_flight": one.load.in_flight}
+            for one in (each.replica for each in self._roster.leaving)
+            if one.load.in_flight
+        ]
+        there = [self._state(replica) for replica in self._fleet.replicas.values()]
+        return _json({"replicas": there + leaving})
+
+    async def _add(self, request: web.BaseRequest) -> web.Response:
+        """Take in a replica, written as in WARMROUTE_REPLICAS: an object, or a URL in quotes."""
+        try:
+            told = msgspec.json.decode(await bodies.read(request, SPEC_BYTES))
+            spec = ReplicaSpec.model_validate({"url": told} if isinstance(told, str) else told)
+        except msgspec.DecodeError:
+            raise BadRequest('the body should be a replica as JSON: {"url": "http://host:port"}') from None
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, fault["loc"])) or "the body"
+            raise BadRequest(f"{where}: {fault['msg'].removeprefix('Value error, ')}", param=where) from None
+        return _json(self._state(self._roster.add(Found(spec), "admin")), status=201)
+
+    async def _remove_named(self, request: web.BaseRequest) -> web.Response:
+        name = request.rel_url.query.get("name")
+        if name is None:
+            raise BadRequest("say which: DELETE /admin/replicas/NAME, or ?name=NAME", param="name")
+        self._roster.remove(name)
+        return web.Response(status=204)
+
+    def _one(self, request: web.BaseRequest, name: str) -> web.Response:
+        if request.method == "DELETE":
+            self._roster.remove(name)
+            return web.Response(status=204)
+        if request.method != "GET":
+            raise MethodNotAllowed("/admin/replicas/NAME takes GET and DELETE")
+        return _json(self._state(self._fleet.replicas[name]))
+
+    def _drain(self, request: web.BaseRequest, name: str) -> web.Response:
+        if request.method == "POST":
+            self._roster.drain(name)
+        elif request.method == "DELETE":
+            self._roster.undrain(name)
+        else:
+            raise MethodNotAllowed("/admin/replicas/NAME/drain takes POST, and DELETE to end it")
+        return _json(self._state(self._fleet.replicas[name]))
 
     def _state(self, replica: Replica) -> dict[str, object]:
-        view, description = replica.view, replica.description
+        view, description, member = replica.view, replica.description, self._roster.member(replica.name)
         return {
             "name": replica.name,
             "url": replica.url,
+            "source": member.source,
+            **({"uid": member.found.uid} if member.found.uid else {}),
+            "state": ", ".join(sorted(replica.held)) or ("up" if replica.up else "down"),
             "up": replica.up,
             "engine": description.engine,
             "models": sorted(description.models),
@@ -106,13 +167,13 @@ class Admin:
             "reports_cached_tokens": replica.reports_cached,
         }
 
-    async def _flush(self) -> web.Response:
+    async def _flush(self, _: web.BaseRequest) -> web.Response:
         """Forget what every replica holds, but for what its events say; what engines hold stays."""
         for name in self._fleet.replicas:
             self._forget(name)
         return _json({"flushed": sorted(self._fleet.replicas)})
 
-    async def _policy(self) -> web.Response:
+    async def _policy(self, _: web.BaseRequest) -> web.Response:
         return _json({"policy": self._settings.policy, "params": self._settings.policy_params})
 
     async def _engine(self, request: web.BaseRequest, replica: Replica, rest: str) -> web.Response:
@@ -151,5 +212,5 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _json(body: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json", status=status)

@@ -1,28 +1,29 @@
 """The composition root: builds each piece once, starts it, and takes it down in order."""
 
 import asyncio
-import gc
 import secrets
-import signal
 import sys
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from random import Random
 from time import monotonic
 from types import TracebackType
-from typing import Self
-
-import uvloop
+from typing import Any, Self
 
 from policies import registry
-from proxy import logs, probes, redis_url
+from proxy import probes, redis_url
 from proxy.admin import Admin
 from proxy.attempt import Hop
 from proxy.config import Settings
+from proxy.discovery.dns import DnsSource
+from proxy.discovery.source import Source, follow
 from proxy.dispatch import Dispatcher
 from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
-from proxy.fleet import Fleet
+from proxy.fleet import Fleet, Replica
+from proxy.found import Found
 from proxy.gate import Gate
 from proxy.index.memory import MemoryIndex
 from proxy.index.told import ToldIndex
@@ -32,15 +33,17 @@ from proxy.ledger import FLUSH_SECONDS, Ledger
 from proxy.listener import Listener
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
+from proxy.names import GetAddrInfo, Names
 from proxy.pools import Pools
 from proxy.probes import Probes
 from proxy.reader import Reader
+from proxy.roster import Roster
 from proxy.router import Router
 from proxy.server import Server
-from proxy.shared.base import Disagreement
 from proxy.shared.client import Link
 from proxy.shared.rates import Leases
 from proxy.sharing import Sharing
+from proxy.spec import ReplicaSpec
 from proxy.tasks import Tasks
 from proxy.tls import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, Contexts
 from proxy.truth_metrics import TruthMetrics
@@ -56,16 +59,15 @@ START_SECONDS = 15.0
 SWITCH_SECONDS = 0.0005
 """How long a thread that tokenises may hold the interpreter before the event loop gets its turn."""
 BACKLOG = 2048
-COLLECT_EVERY = 50_000
-"""Objects made and not freed before the collector looks for cycles: at the default of 700 it takes a tenth
-of the time, for requests that leave no cycles behind."""
 
 
 class Proxy:
     """One proxy process, as an async context manager: it serves from enter to exit."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, getaddrinfo: GetAddrInfo | None = None) -> None:
+        """`getaddrinfo` looks up names in place of the event loop's."""
         self._settings = settings
+        self._names = Names(getaddrinfo)
         self.fleet = Fleet(monotonic)
         self.index = TrueIndex(MemoryIndex(), monotonic)
         link = None
@@ -76,7 +78,7 @@ class Proxy:
         self._tasks = Tasks()
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="prompts")
         self._tls = Contexts(settings.tls)
-        self._http = probes.session(settings, self._tls.upstream)
+        self._http = probes.session(settings, self._names, self._tls.upstream)
         self.gate = Gate(settings)
         self._leases: Leases | None = None
         if link is not None:
@@ -87,7 +89,7 @@ class Proxy:
                 secret=settings.secret.get_secret_value().encode(),
                 origin=secrets.token_hex(8),
             )
-        self._upstreams: dict[str, Pool] = {}
+        self._upstreams: dict[Replica, Pool] = {}
         tokens = EngineTokens(self._http, self.fleet, seconds=settings.tokenizer_budget_ms / 1000)
         self.pools = Pools(
             settings,
@@ -127,7 +129,7 @@ class Proxy:
             self._upstreams,
             self.metrics,
             self.pools,
-            refused=self._probes.refused,
+            unreachable=self._unreachable,
             served=self._ingest.served,
             resync=self._ingest.resync,
         )
@@ -145,16 +147,34 @@ class Proxy:
             Reader(self.metrics, self._executor, budget_seconds=settings.tokenizer_budget_ms / 1000),
             self.gate,
         )
+        self._source = self._discovery()
+        self._roster = Roster(
+            self.fleet,
+            self._upstreams,
+            self._probes,
+            self._ingest,
+            self._sharing,
+            self.pools,
+            self.metrics,
+            hop.drift,
+            hop.priority,
+            connect=self._connections,
+            ordered=exchanges.ordered,
+        )
         admin = Admin(
             settings,
             self.fleet,
+            self._roster,
             self.index,
             self.pools,
             self._http,
             flushed=self._flushed,
             forget=self._forget,
         )
-        self._server = Server(settings, self.fleet, self.pools, exchanges, self.ledger, admin, self.gate)
+        self._exchanges = exchanges
+        self._server = Server(
+            settings, self.fleet, self.pools, exchanges, self.ledger, admin, self.gate, parts=self._parts
+        )
         self._clients = Listener(
             self._server.handle,
             exchanges.answer,
@@ -163,6 +183,7 @@ class Proxy:
             keepalive_seconds=settings.timeouts.client_keepalive,
         )
         self._listener: asyncio.Server | None = None
+        self._hurry = asyncio.Event()
 
     @property
     def port(self) -> int:
@@ -178,23 +199,25 @@ class Proxy:
         scheme = "http" if self._tls.listening is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def in_flight(self) -> int:
+        """Sequences at replicas, those that have left the fleet included."""
+        return sum(replica.load.in_flight for replica in self._upstreams)
+
     async def __aenter__(self) -> Self:
         settings, timeouts = self._settings, self._settings.timeouts
         sys.setswitchinterval(SWITCH_SECONDS)
         if self._sharing.link is not None:
             await self._sharing.link.start()
-        for spec in settings.replicas:
-            self.fleet.add(spec.name, spec.url)
-            self._upstreams[spec.name] = Pool(
-                spec.url,
-                connect_seconds=timeouts.connect,
-                keepalive_seconds=timeouts.keepalive,
-                size=settings.limits.pool_size,
-                tls=self._tls.upstream,
-            )
-            self._probes.watch(spec)
+        if settings.discovery != "dns":
+            for spec in settings.replicas:
+                self._roster.add(Found(spec), "static")
         try:
             async with asyncio.timeout(START_SECONDS):
+                if (source := self._source) is not None:
+                    tell = partial(self._roster.sync, source=source.kind)
+                    self._tasks.start("discovery", follow(source, tell))
+                    await self._roster.told.wait()
                 await self._probes.first_round()
                 await self.pools.settled()
         except TimeoutError:
@@ -204,6 +227,7 @@ class Proxy:
         self._tasks.every("sweep", min(1.0, timeouts.idle / 4, timeouts.first_byte / 4), self._sweep)
         self._tasks.every("ledger", FLUSH_SECONDS, self.ledger.flush)
         self._tasks.every("index", INDEX_SECONDS, self._tick)
+        self._tasks.every("names", settings.dns.interval, self._roster.follow_names)
         self._tasks.every("keys and certificates", LOOK_SECONDS, self._look)
         if self._leases is not None:
             self._tasks.start("leases of rates", self._leases.run())
@@ -224,9 +248,13 @@ class Proxy:
     ) -> None:
         await self.close(grace=0.0)
 
-    async def close(self, *, grace: float) -> None:
-        """Stop taking requests, give those in flight `grace` seconds, then end them."""
-        self._server.draining = True
+    async def close(self, *, grace: float, delay: float = 0.0) -> None:
+        """Serve on for `delay` seconds while /ready says otherwise, take no more requests, end.
+
+        Requests that are here then have `grace` seconds; those that are still not answered are told so, and
+        answers that are not whole are cut.
+        """
+        self._server.draining = self._clients.closing = True
         async with AsyncExitStack() as last:  # what fails here must not keep the rest from being closed
             last.callback(self._executor.shutdown, wait=False, cancel_futures=True)
             last.push_async_callback(self._http.close)
@@ -238,14 +266,68 @@ class Proxy:
                 last.push_async_callback(self._leases.close)
             last.push_async_callback(self._ingest.close)
             last.callback(self.ledger.flush)
-            last.push_async_callback(self._clients.shutdown, 0.1)
+            last.push_async_callback(self._clients.end)
+            last.callback(setattr, self._exchanges, "ending", True)
             if self._listener is not None:
+                if delay:
+                    await self._while_unhurried(asyncio.sleep(delay), delay)
                 self._listener.close()
-            try:
-                async with asyncio.timeout(grace):
-                    await self._dispatcher.idle()
-            except TimeoutError:
-                pass
+                self._clients.close_idle()
+                await self._while_unhurried(self._clients.idle(), grace)
+
+    def hurry(self) -> None:
+        """Wait for nothing any more: `close` ends what is left at once."""
+        self._hurry.set()
+
+    async def _while_unhurried(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        """Wait for something, but not for longer, and not once there is hurry."""
+        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._hurry.wait())}
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _discovery(self) -> Source | None:
+        settings = self._settings
+        if settings.discovery == "dns":
+            return DnsSource(settings.replicas, settings.dns, self._names)
+        if settings.discovery == "kubernetes":
+            from proxy.discovery.kubernetes import KubernetesSource  # noqa: PLC0415 - an optional extra
+
+            return KubernetesSource(settings.kubernetes)
+        return None
+
+    def _connections(self, spec: ReplicaSpec, moved: Callable[[], None]) -> Pool:
+        settings = self._settings
+        return Pool(
+            spec.url,
+            connect_seconds=settings.timeouts.connect,
+            keepalive_seconds=settings.timeouts.keepalive,
+            size=settings.limits.pool_size,
+            tls=self._tls.upstream,
+            server_name=spec.server_name,
+            names=self._names,
+            moved=moved,
+        )
+
+    def _unreachable(self, replica: Replica, error: OSError) -> None:
+        if replica.gone:
+            return
+        if isinstance(error, ConnectionRefusedError):
+            self._probes.refused(replica.name)
+        if self._source is not None:
+            self._source.wake()
+
+    def _parts(self) -> dict[str, object]:
+        """What there is beside models and replicas, and how it fares."""
+        parts: dict[str, object] = {}
+        link, source = self._sharing.link, self._source
+        if link is not None:
+            parts["redis"] = {"up": True} if link.up else {"up": False, "why": link.why}
+        if source is not None:
+            known = {"source": source.kind, "up": source.why is None}
+            parts["discovery"] = known if source.why is None else {**known, "why": source.why}
+        return parts
 
     async def _look(self) -> None:
         await self.gate.look()
@@ -289,49 +371,5 @@ class Proxy:
         self.gate.rates.forget(monotonic())
         for pool in self._upstreams.values():
             pool.sweep()
-
-
-async def _serve(settings: Settings) -> int:
-    loop = asyncio.get_running_loop()
-    first, second = asyncio.Event(), asyncio.Event()
-
-    def stop() -> None:
-        (second if first.is_set() else first).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    proxy = Proxy(settings)
-    try:
-        await proxy.__aenter__()
-    except Disagreement as error:
-        logger.error("not starting: %s", error)
-        await proxy.close(grace=0.0)
-        return 1
-    except OSError as error:
-        logger.error(
-            "cannot listen on %s:%d (%s): choose another WARMROUTE_PORT", settings.host, settings.port, error
-        )
-        await proxy.close(grace=0.0)
-        return 1
-    print(f"listening on {proxy.url}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever started it
-    gc.collect()
-    gc.freeze()  # what was built at the start lives as long as the process
-    gc.set_threshold(COLLECT_EVERY, 20, 50)
-    await first.wait()
-    logger.info(
-        "stopping: requests in flight have %g seconds; a second signal ends them", settings.shutdown_grace
-    )
-    closing = asyncio.ensure_future(proxy.close(grace=settings.shutdown_grace))
-    at_once = asyncio.ensure_future(second.wait())
-    await asyncio.wait((closing, at_once), return_when=asyncio.FIRST_COMPLETED)
-    at_once.cancel()
-    if not closing.done():
-        closing.cancel()
-        return 1
-    return 0
-
-
-def run(settings: Settings) -> int:
-    """Serve until told to stop; the process's exit status."""
-    logs.configure(json=settings.log_format == "json", level=settings.log_level)
-    return uvloop.run(_serve(settings))
+        self._roster.sweep()
+        self.pools.sweep()

@@ -92,11 +92,11 @@ class Hop:
         self,
         settings: Settings,
         fleet: Fleet,
-        upstreams: dict[str, Pool],
+        upstreams: dict[Replica, Pool],
         metrics: Metrics,
         pools: Pools,
         *,
-        refused: Callable[[str], None],
+        unreachable: Callable[[Replica, OSError], None],
         served: Callable[[str, int], None],
         resync: Callable[[str, str], None],
     ) -> None:
@@ -104,8 +104,8 @@ class Hop:
         self.upstreams = upstreams
         self.metrics = metrics
         self.pools = pools
-        self.refused = refused
-        """Told the name of a replica that does not accept connections."""
+        self.unreachable = unreachable
+        """Told of a replica to which no connection could be opened, and why."""
         self.served = served
         """Told the name of a replica that has answered, and how many tokens it computed for that."""
         self.resync = resync
@@ -118,8 +118,7 @@ class Hop:
         fleet.limit(settings.limits.concurrency)
         self.admission = Admission(fleet, settings.priority)
         fleet.freed = self.admission.pump
-        orders = ((spec.name, spec.priority) for spec in settings.replicas)
-        self.priority = EnginePriority(orders, len(settings.priority.classes))
+        self.priority = EnginePriority(len(settings.priority.classes))
         self.loop = asyncio.get_running_loop()  # asked once: it costs a system call each time
         self.relays: set[Relay] = set()
         self._attempts = settings.limits.attempts
@@ -141,7 +140,7 @@ class Attempt:
         self._work = work
         self._lease = lease
         self._replica: Replica = lease.replica
-        self.pool = hop.upstreams[lease.replica.name]
+        self.pool = hop.upstreams[lease.replica]
         self._tried = tried
         self._relay: Relay | None = None
         self._asked_usage = False
@@ -311,8 +310,8 @@ class Attempt:
             return False
         try:
             connection = await pool.connect()
-        except ConnectionRefusedError:
-            hop.refused(self._replica.name)
+        except ConnectionRefusedError as error:
+            hop.unreachable(self._replica, error)
             work.rescued = True
             return hop.may_retry(work, self._tried, free=True)
         except OSError:
@@ -327,8 +326,7 @@ class Attempt:
         reason = "refused" if isinstance(error, ConnectionRefusedError) else "connect"
         hop.metrics.failures.add((name, reason))
         self._lease.reservation.judge(healthy=False)
-        if reason == "refused":
-            hop.refused(name)
+        hop.unreachable(self._replica, error)
         failure = UpstreamFailed(f"replica {name} cannot be reached ({type(error).__name__})")
         if hop.may_retry(self._work, self._tried, free=True):
             return failure
@@ -355,6 +353,9 @@ class Attempt:
             return
         work, record, usage = self._work, self._work.record, tap.usage
         record.reported_prompt, record.reported_cached = usage.prompt, usage.cached
+        if self._replica.gone:
+            lease.close(answered=True)
+            return
         held = None
         pool = work.pool
         if pool is not None and work.keying is not None:

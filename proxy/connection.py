@@ -7,7 +7,7 @@ writes its answer to the transport itself. Must never answer an error in any sha
 import asyncio
 import socket
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
@@ -67,6 +67,27 @@ class ClientConnection(web.RequestHandler):
         response = answer(error)
         response.force_close()
         return response
+
+
+class Answered(Protocol):
+    """A client's connection that may be in the middle of an answer."""
+
+    relay: Relay | None
+
+    def reset(self) -> None:
+        """Cut the connection."""
+
+
+def cut(client: Answered) -> bool:
+    """Leave an answer that is on its way; False if the client has got nothing yet and can still be told."""
+    relay = client.relay
+    if relay is None:
+        return False
+    if relay.sent:
+        client.reset()
+    else:
+        relay.abandon()
+    return relay.sent
 
 
 def reset(transport: asyncio.Transport) -> None:

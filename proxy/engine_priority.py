@@ -8,7 +8,6 @@ alone. vLLM's header of the same meaning, which wins over the field, is not pass
 A request of several sequences carries none: vLLM has crashed on that (vllm-project/vllm#29747). Pure.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 from proxy.prompt.parse import Endpoint
@@ -25,14 +24,22 @@ ENDPOINTS = frozenset(
 class EnginePriority:
     """What the bodies for each replica say."""
 
-    def __init__(self, orders: Iterable[tuple[str, Order | None]], classes: int) -> None:
-        """`orders`: replica name to its engine's order, None if it has none."""
-        self._orders = {name: order for name, order in orders if order is not None}
+    def __init__(self, classes: int) -> None:
+        self._orders: dict[str, Order] = {}
         self._classes = classes
 
     def __bool__(self) -> bool:
         """Whether any replica orders by priority."""
         return bool(self._orders)
+
+    def learn(self, replica: str, order: Order | None) -> None:
+        """A replica has come."""
+        if order is not None:
+            self._orders[replica] = order
+
+    def forget(self, replica: str) -> None:
+        """A replica has gone."""
+        self._orders.pop(replica, None)
 
     def value(self, replica: str, endpoint: Endpoint, rank: int, sequences: int) -> int | None:
         """The priority of a class (rank 0 goes first) for a replica; None if the body is to have none.

@@ -58,6 +58,12 @@ class MethodNotAllowed(ProxyError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class Conflict(ProxyError):
+    """What is asked for contradicts what there is."""
+
+    status, type, code = 409, "invalid_request_error", "conflict"
+
+
 class TooLarge(ProxyError):
     """The body is over the limit."""
 

@@ -19,7 +19,7 @@ from proxy.attempt import Work
 from proxy.callers import Caller
 from proxy.config import Settings
 from proxy.dispatch import Dispatcher
-from proxy.errors import BadRequest, ClientGone, InternalError, ProxyError
+from proxy.errors import BadRequest, ClientGone, InternalError, NoReplica, ProxyError
 from proxy.gate import Gate
 from proxy.http1 import forwardable
 from proxy.ledger import Ledger
@@ -99,9 +99,15 @@ class Exchanges:
         self._body_limit = int(settings.limits.body_bytes)
         self._ask_usage = settings.stream_usage == "auto"
         self._drop = _REQUEST_ID_FIELD | gate.drop
-        self._orders = any(spec.priority is not None for spec in settings.replicas)
-        if self._orders:
-            self._drop |= engine_priority.HEADER
+        self.ending = False
+        """Whether what is cancelled is so because the proxy ends."""
+        self._orders = False
+
+    def ordered(self, by_priority: bool) -> None:  # noqa: FBT001 - a callback of one argument
+        """Whether some replica orders by priority: then every request's priority is the proxy's to write."""
+        self._orders = by_priority
+        header = engine_priority.HEADER
+        self._drop = self._drop | header if by_priority else self._drop - header
 
     async def answer(self, request: Request, endpoint: Endpoint | None) -> web.StreamResponse:
         """Answer a request: routed by its prompt, or, without an endpoint, passed on by load.
@@ -140,7 +146,12 @@ class Exchanges:
             record.outcome, record.status = "client_closed", record.status or 499
             return RELAYED_LAST
         except asyncio.CancelledError:
-            record.outcome, record.status = "client_closed", record.status or 499
+            client = request.client.transport
+            if self.ending and client is not None and not client.is_closing():  # it has got nothing yet
+                record.status, record.outcome, record.reason = 503, "rejected", "stopping"
+                return self._refuse(request, NoReplica("this proxy is stopping", retry_after=1.0), record)
+            record.outcome = "broken" if self.ending else "client_closed"
+            record.status = record.status or 499
             raise
         except Exception:  # noqa: BLE001 - the last resort of a request
             logger.exception("request %s failed in the proxy", record.id)

@@ -105,6 +105,8 @@ class Replica:
         "caution",
         "description",
         "elsewhere",
+        "gone",
+        "held",
         "limit",
         "rate",
         "reports_cached",
@@ -118,6 +120,10 @@ class Replica:
         self.url = url
         self.description = description
         self.up = False
+        self.held: set[str] = set()
+        """Why it gets no new requests although it may be up."""
+        self.gone = False
+        """Whether it has left the fleet: another may bear its name, and what it still does counts nowhere."""
         self.view = base.Replica(name, slots=description.max_seqs, limit=limit.value)
         self.limit = limit
         self.breaker = Breaker()
@@ -139,6 +145,11 @@ class Replica:
     def name(self) -> str:
         """The name in settings, headers and metrics."""
         return self.view.name
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be given requests."""
+        return self.up and not self.held
 
     @property
     def load(self) -> Load:
@@ -319,8 +330,22 @@ class Fleet:
         """Forget a replica; requests that it still answers release their load on the object they hold."""
         replica = self.replicas.pop(name, None)
         if replica is not None:
+            replica.gone = True
             self.tripped.discard(replica)
+            self._serving.clear()
+            self.freed()
+
+    def hold(self, name: str, why: str) -> None:
+        """Give a replica no new requests, until each reason to is gone."""
+        self.replicas[name].held.add(why)
         self._serving.clear()
+        self.freed()
+
+    def let(self, name: str, why: str) -> None:
+        """One reason to give a replica no new requests is gone."""
+        self.replicas[name].held.discard(why)
+        self._serving.clear()
+        self.freed()
 
     def describe(self, name: str, description: Description) -> None:
         """Take in what a replica says of itself."""
@@ -340,6 +365,7 @@ class Fleet:
             self._begin_slowly(replica)
         replica.up = up
         self._serving.clear()
+        self.freed()
         if (
             up and not replica.view.recent_tokens
         ):  # one that comes new is not flooded for having done nothing yet
@@ -387,7 +413,7 @@ class Fleet:
         found = self._serving.get(model)
         if found is None:
             replicas = sorted(self.replicas.values(), key=lambda replica: replica.name)
-            usable = [r for r in replicas if r.up and (not model or model in r.description.models)]
+            usable = [r for r in replicas if r.usable and (not model or model in r.description.models)]
             # Where every breaker is open none says which is better, and what fails may be the requests.
             found = [r.view for r in usable if r.breaker.admits] or [r.view for r in usable]
             if found:  # names that nobody serves come from clients and must not grow this map

@@ -1,16 +1,24 @@
-"""The open connections of clients: what new ones get, and how all of them end."""
+"""The open connections of clients: what new ones get, and how all of them end.
+
+Once `closing`, every answer says that its connection ends with it, so that clients turn to other proxies.
+Must never end an answer that is not whole as if it were.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
+from typing import Any
 
 from aiohttp import web
 
-from proxy.connection import ClientConnection
+from proxy.connection import ClientConnection, cut
 from proxy.plain import LARGEST, Answer, PlainConnection
 from proxy.prompt.parse import Endpoint
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+LAST_SECONDS = 1.0
+"""How long the last words may take to be written when the proxy ends."""
+IDLE_SECONDS = 0.01
 
 
 class Listener:
@@ -33,7 +41,11 @@ class Listener:
         self.largest = min(body_bytes, LARGEST)
         self.plain: set[PlainConnection] = set()
         self._keepalive_seconds = keepalive_seconds
-        self._general = web.Server(handler, handler_cancellation=True)
+        self.closing = False
+        self._handler = handler
+        self._open: dict[asyncio.Task[Any], ClientConnection] = {}
+        """What is being answered on general connections."""
+        self._general = web.Server(self._answer, handler_cancellation=True)
         self._loop = asyncio.get_running_loop()
 
     def __call__(self) -> PlainConnection:
@@ -58,8 +70,55 @@ class Listener:
         for connection in [each for each in self.plain if not each.busy and each.quiet_since < oldest]:
             connection.close()
 
-    async def shutdown(self, seconds: float) -> None:
-        """Give the requests at hand `seconds`, then end them, and close all connections."""
-        await asyncio.gather(
-            self._general.shutdown(seconds), *(each.shutdown(seconds) for each in list(self.plain))
-        )
+    def close_idle(self) -> None:
+        """Close the connections on which nothing has begun; the others once their request is answered."""
+        for connection in [each for each in self.plain if not each.busy and not each.receiving]:
+            connection.close()
+        busy = set(self._open.values())
+        for general in self._general.connections:
+            if general not in busy:
+                general.force_close()
+
+    async def idle(self) -> None:
+        """Wait until nothing is being answered, nor received."""
+        while True:
+            if tasks := self._tasks():
+                await asyncio.wait(tasks)
+            elif any(each.receiving for each in self.plain):
+                await asyncio.sleep(IDLE_SECONDS)
+            else:
+                return
+
+    async def end(self) -> None:
+        """End what is left: requests are cancelled, answers that have begun cut, connections closed."""
+        self.closing = True
+        for connection in list(self.plain):
+            connection.end()
+        for task, client in list(self._open.items()):
+            if not cut(client):
+                task.cancel()
+        if tasks := self._tasks():
+            await asyncio.wait(tasks, timeout=LAST_SECONDS)
+        for connection in list(self.plain):
+            connection.close()
+        await self._general.shutdown(IDLE_SECONDS)
+        for _ in range(int(LAST_SECONDS / IDLE_SECONDS)):
+            if not self.plain:
+                return
+            await asyncio.sleep(IDLE_SECONDS)  # what was queued for them is still on its way
+
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        """What answers requests now."""
+        return [*self._open, *(task for each in self.plain if (task := each.task) is not None)]
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        task, client = asyncio.current_task(), request.protocol
+        assert task is not None
+        assert isinstance(client, ClientConnection)
+        self._open[task] = client
+        try:
+            return await self._handler(request)
+        finally:
+            del self._open[task]
+            if self.closing:
+                client.close()

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from aiohttp import web
 
 from proxy.answers import on_the_wire
-from proxy.connection import reset
+from proxy.connection import cut, reset
 from proxy.http1 import PlainHead, plain_head
 from proxy.logs import logger
 from proxy.prompt.parse import Endpoint
@@ -39,6 +39,8 @@ class Server(Protocol):
     largest: int
     """Bytes of a body above which a request is not plain."""
     plain: "set[PlainConnection]"
+    closing: bool
+    """Whether connections end with the request at hand."""
 
     def general(self) -> asyncio.Protocol:
         """A connection as aiohttp serves it."""
@@ -74,9 +76,19 @@ class PlainConnection(asyncio.Protocol):
         self._ahead = b""
 
     @property
+    def task(self) -> asyncio.Task[None] | None:
+        """What answers a request, while one is being answered."""
+        return self._task
+
+    @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
         return self._task is not None
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a request is there in part."""
+        return self._head is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
@@ -125,13 +137,14 @@ class PlainConnection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._answer(head, data[head.size : end]))
 
     async def _answer(self, head: PlainHead, body: bytes) -> None:
-        keep_alive = False
+        keep_alive, server = False, self._server
         try:
-            response = await self._server.answer(
-                Request(self, "POST", head.line[5:-9], head.fields, body, head.keep_alive),
-                self._server.endpoints[head.line],
+            reusable = head.keep_alive and not server.closing
+            response = await server.answer(
+                Request(self, "POST", head.line[5:-9], head.fields, body, reusable),
+                server.endpoints[head.line],
             )
-            keep_alive = head.keep_alive and response.keep_alive is not False
+            keep_alive = reusable and response.keep_alive is not False
             if isinstance(response, web.Response):
                 self.send(on_the_wire(response, keep_alive=keep_alive))
         except asyncio.CancelledError:
@@ -140,7 +153,7 @@ class PlainConnection(asyncio.Protocol):
             logger.exception("a request failed in the proxy")
         self._task = None
         self.quiet_since = monotonic()
-        if not keep_alive:
+        if not keep_alive or server.closing:
             self.close()
         elif self._ahead:
             self._next()
@@ -186,14 +199,12 @@ class PlainConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
-    async def shutdown(self, seconds: float) -> None:
-        """Give the request at hand `seconds`, then end it, and close."""
-        task = self._task
-        if task is not None:
-            await asyncio.wait((task,), timeout=seconds)
-            task.cancel()
-            await asyncio.wait((task,), timeout=seconds)
-        self.close()
+    def end(self) -> None:
+        """The proxy ends: end the request at hand, which is told so if nothing has been answered yet."""
+        if self._task is None:
+            self.close()
+        elif not cut(self):
+            self._task.cancel()
 
     def pause_writing(self) -> None:
         """The client does not keep up: stop reading from the replica."""

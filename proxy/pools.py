@@ -3,13 +3,14 @@
 One `ModelPool` a base model: its adapters share tokenizer and template. A tokenizer that is not provably the
 engine's is worse than none, so it is compared with the engine when it is loaded and with the token counts
 that engines report; where it differs the pool falls back to blocks of text and says so. The map of models
-grows only by what replicas report.
+grows only by what replicas report, and a model that none has served for a while is forgotten.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from proxy.config import Settings
@@ -24,6 +25,9 @@ from proxy.prompt import tokenizer as tokenizers
 from proxy.prompt.keyer import Keyer
 from proxy.prompt.template import Template
 from proxy.tasks import Tasks
+
+LINGER_SECONDS = 600.0
+"""How long a model is known after its last replica has left: until then nobody serves it just now."""
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class Pools:
         self._pools: dict[str, ModelPool] = {}
         self._targets: dict[str, Target] = {}
         self._loading: dict[str, asyncio.Event] = {}
+        self._unserved: dict[str, float] = {}
+        """Base models without a replica, and since when."""
 
     def resolve(self, name: str | None) -> Target:
         """What a client's model name stands for. Raises ModelNotFound, BadRequest, NoReplica."""
@@ -77,8 +83,9 @@ class Pools:
         if not self._pools:
             raise NoReplica("no replica has told yet which models it serves", retry_after=1.0)
         if name is None:
-            if len(self._pools) == 1:
-                return self._targets[next(iter(self._pools))]
+            served = [model for model in self._pools if model not in self._unserved] or list(self._pools)
+            if len(served) == 1:
+                return self._targets[served[0]]
             raise BadRequest("name a model: this proxy serves several", param="model")
         known = ", ".join(sorted(self._targets)[:20])
         raise ModelNotFound(f"this model is not served here; served are: {known}", param="model")
@@ -93,6 +100,22 @@ class Pools:
             if parent is None or parent not in description.models:
                 self._ensure(model, replica)
         self._rebuild()
+
+    def removed(self, name: str) -> None:
+        """A replica has left the fleet."""
+        self._index.forget(name)
+        self._rebuild()
+
+    def sweep(self) -> None:
+        """Forget the models that nobody has served for a while."""
+        oldest = monotonic() - LINGER_SECONDS
+        for model in [model for model, since in self._unserved.items() if since < oldest]:
+            del self._unserved[model]
+            pool = self._pools.pop(model)
+            self._loading.pop(model, None)
+            self._metrics.tokenizer_mode.pop(model, None)
+            self._targets = {name: it for name, it in self._targets.items() if it.pool is not pool}
+            self._tasks.start(f"end of {model}", self._rekeyed(pool))
 
     def forget(self, name: str) -> None:
         """A replica's cache is empty."""
@@ -151,6 +174,14 @@ class Pools:
                 if pool is not None:
                     lora = model if base != model else None
                     targets.setdefault(model, Target(model, pool, lora, alias=False))
+        served = {target.pool.model for target in targets.values()}
+        now = monotonic()
+        self._unserved = {
+            model: self._unserved.get(model, now) for model in self._pools if model not in served
+        }
+        for name, target in self._targets.items():
+            if target.pool.model in self._unserved:
+                targets.setdefault(name, target)
         for alias, model in self._settings.aliases.items():
             if model in targets:
                 known = targets[model]

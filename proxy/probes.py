@@ -15,20 +15,26 @@ import aiohttp
 
 from proxy import describe
 from proxy.config import Settings
-from proxy.fleet import Description, Fleet
+from proxy.fleet import Description, Fleet, Replica
 from proxy.logs import logger
+from proxy.names import Names, Resolver
 from proxy.spec import ReplicaSpec
 from proxy.tasks import Tasks
 
 
-def session(settings: Settings, tls: ssl.SSLContext) -> aiohttp.ClientSession:
+def session(settings: Settings, names: Names, tls: ssl.SSLContext) -> aiohttp.ClientSession:
     """The client for the proxy's own calls; `tls` is for replicas with https."""
     key = settings.upstream_api_key
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"},
         timeout=aiohttp.ClientTimeout(total=settings.probes.timeout),
+        connector=aiohttp.TCPConnector(
+            ssl=tls,
+            resolver=Resolver(names),
+            use_dns_cache=False,
+            keepalive_timeout=settings.probes.interval / 2,  # or a probe would follow no name that moves
+        ),
     )
 
 
@@ -64,6 +70,7 @@ class Probes:
         self._asking: dict[str, asyncio.Lock] = {}
         self._refused: set[str] = set()
         """Replicas at which nobody listened, until they have been described again."""
+        self._rounds: dict[str, asyncio.Task[None]] = {}
 
     def watch(self, spec: ReplicaSpec) -> None:
         """Begin to watch a replica."""
@@ -77,7 +84,22 @@ class Probes:
             finally:
                 first.set()
 
-        self._tasks.every(f"probe of {spec.name}", self._settings.probes.interval, step)
+        self._rounds[spec.name] = self._tasks.every(
+            f"probe of {spec.name}", self._settings.probes.interval, step
+        )
+
+    def forget(self, name: str) -> None:
+        """A replica is no more of the fleet: what is being asked of it tells nothing any more."""
+        self._rounds.pop(name).cancel()
+        self._first.pop(name).set()
+        for known in (self._specs, self._asking, self._misses, self._hits, self._answers):
+            known.pop(name, None)
+        self._refused.discard(name)
+        self._late.discard(name)
+
+    def moved(self, name: str) -> None:
+        """A replica's name stands for another address: another process, unless its start time says no."""
+        self._refused.add(name)
 
     async def first_round(self) -> None:
         """Wait until each replica has been asked once."""
@@ -99,22 +121,25 @@ class Probes:
             logger.warning("replica %s refuses connections: out of rotation until it answers /health", name)
 
     async def _probe(self, spec: ReplicaSpec) -> None:
-        if spec.name in self._fleet.replicas:
-            self._count(spec.name, alive=await self._ask(spec))
+        alive = await self._ask(spec)
+        if self._specs.get(spec.name) is spec:
+            self._count(spec.name, alive=alive)
 
     async def _ask(self, spec: ReplicaSpec) -> bool:
         """Whether it is alive; what it says is told on the way."""
         self._late.discard(spec.name)
         async with self._asking[spec.name]:
-            replica = self._fleet.replicas.get(spec.name)
-            if replica is None:
+            if self._specs.get(spec.name) is not spec:
                 return False
+            replica = self._fleet.replicas[spec.name]
             try:
                 async with self._get(spec, "/health") as response:
                     alive = response.status < 500
                 if alive:
-                    await self._look(spec)
+                    await self._look(spec, replica)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                if replica.gone:
+                    return False
                 if not replica.description.models and not self._misses.get(spec.name):
                     logger.warning("replica %s cannot be used yet, and is asked again: %s", spec.name, error)
                 logger.debug("probe of %s: %r", spec.name, error)
@@ -146,10 +171,11 @@ class Probes:
         elif self._misses[name] >= probes.misses and self._fleet.mark(name, up=False):
             logger.warning("replica %s is down: %d probes in a row failed", name, self._misses[name])
 
-    async def _look(self, spec: ReplicaSpec) -> None:
+    async def _look(self, spec: ReplicaSpec, replica: Replica) -> None:
         """See whether it is the process that it was, and how full its cache is."""
-        replica = self._fleet.replicas[spec.name]
         page = await self._text(spec, "/metrics")
+        if replica.gone:
+            return
         if page is not None:
             replica.view.kv_usage = describe.kv_usage(page)
         started = None if page is None else describe.started_at(page)
@@ -162,6 +188,8 @@ class Probes:
             logger.warning("replica %s has restarted: its cache is forgotten", spec.name)
             self._restarted(spec.name)
         description = await self._describe(spec, page)
+        if self._specs.get(spec.name) is not spec:
+            return
         self._refused.discard(spec.name)
         self._fleet.describe(spec.name, description)
         self._described(spec.name)
@@ -196,7 +224,7 @@ class Probes:
         return description
 
     def _get(self, spec: ReplicaSpec, path: str) -> "aiohttp.client._RequestContextManager":
-        return self._http.get(spec.url + path, allow_redirects=False)
+        return self._http.get(spec.url + path, allow_redirects=False, server_hostname=spec.server_name)
 
     async def _text(self, spec: ReplicaSpec, path: str) -> str | None:
         async with self._get(spec, path) as response:

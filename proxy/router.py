@@ -84,14 +84,14 @@ class Lease:
 
     def place(self) -> None:
         """The replica is about to hold the prompt, as far as later decisions are concerned."""
-        if self._placement is None and self.request.keys:
+        if self._placement is None and self.request.keys and not self.replica.gone:
             self._placement = self._index.predict(self.replica.name, self.request.keys)
 
     def first_token(self, now: float) -> None:
         """The first token has come."""
         self.reservation.first_token(now)
         self.place()
-        if self._placement is not None:
+        if self._placement is not None and not self.replica.gone:
             self._index.first_token(self._placement, now - self.reservation.sent_at)
 
     def close(self, *, answered: bool, reported: int | None = None, held: array[int] | None = None) -> None:
@@ -104,6 +104,8 @@ class Lease:
             return
         self._closed = True
         self.reservation.release()
+        if self.replica.gone:  # what it holds went with it, and its name may be another's
+            return
         placement = self._placement
         if not answered:
             if placement is not None:

@@ -16,7 +16,7 @@ from proxy.config import Settings
 from proxy.connection import ClientConnection
 from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
-from proxy.fleet import Fleet
+from proxy.fleet import Fleet, Replica
 from proxy.gate import Gate
 from proxy.http1 import forwardable
 from proxy.ledger import Ledger
@@ -42,7 +42,10 @@ class Server:
         ledger: Ledger,
         admin: Admin,
         gate: Gate,
+        *,
+        parts: Callable[[], dict[str, object]],
     ) -> None:
+        """`parts`: what /ready tells beside models and replicas."""
         self._fleet = fleet
         self._pools = pools
         self._exchanges = exchanges
@@ -50,7 +53,9 @@ class Server:
         self._admin = admin
         self._gate = gate
         self._passed = PASSED | frozenset(settings.passthrough)
+        self._parts = parts
         self.draining = False
+        """Whether the proxy is about to end: it serves on, and every answer is its connection's last."""
         self._local: dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -60,6 +65,12 @@ class Server:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
+        response = await self._answer(request)
+        if self.draining and isinstance(response, web.Response):
+            response.force_close()
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         target = request.raw_path
         if not target.startswith("/"):  # absolute form: the authority is this proxy's, whatever it says
             target = request.rel_url.raw_path_qs
@@ -68,7 +79,7 @@ class Server:
         if endpoint is not None:
             if request.method != "POST":
                 return answer(MethodNotAllowed(f"{path} takes POST"))
-            return await self._exchanges.answer(general(request, target), endpoint)
+            return await self._exchanges.answer(self._general(request, target), endpoint)
         local = self._local.get(path)
         try:
             if local is not None:
@@ -80,10 +91,13 @@ class Server:
         except ProxyError as error:
             return answer(error)
         if self._may_pass(path):
-            return await self._exchanges.answer(general(request, target), None)
+            return await self._exchanges.answer(self._general(request, target), None)
         return answer(
             NotFound(f"nothing is served here; WARMROUTE_PASSTHROUGH={path} would pass it on"[:200])
         )
+
+    def _general(self, request: web.BaseRequest, target: str) -> Request:
+        return general(request, target, keep_alive=request.keep_alive and not self.draining)
 
     def _may_pass(self, path: str) -> bool:
         if path in self._passed:
@@ -104,12 +118,16 @@ class Server:
         body = {
             "status": "draining" if self.draining else "ready" if ready else "unavailable",
             "models": models,
-            "replicas": {
-                replica.name: {"up": replica.up, "index_mode": self._pools.index_mode(replica)}
-                for replica in self._fleet.replicas.values()
-            },
+            "replicas": {replica.name: self._replica(replica) for replica in self._fleet.replicas.values()},
+            **self._parts(),
         }
         return _json(body, status=200 if ready else 503)
+
+    def _replica(self, replica: Replica) -> dict[str, object]:
+        state: dict[str, object] = {"up": replica.up, "index_mode": self._pools.index_mode(replica)}
+        if replica.held:
+            state["held"] = sorted(replica.held)
+        return state
 
     async def _metrics_page(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=self._ledger.page(), headers={"Content-Type": _TEXT, "Server": SERVER})
@@ -123,7 +141,7 @@ class Server:
         return _json({"object": "list", "data": cards})
 
 
-def general(request: web.BaseRequest, target: str) -> Request:
+def general(request: web.BaseRequest, target: str, *, keep_alive: bool) -> Request:
     """A request that aiohttp read; its body is here if it came with the head, as small ones do."""
     client, content = request.protocol, request.content
     assert isinstance(client, ClientConnection)
@@ -134,7 +152,7 @@ def general(request: web.BaseRequest, target: str) -> Request:
         target.encode("utf-8", "surrogateescape"),
         request.raw_headers,
         content.read_nowait() if whole else None,
-        keep_alive=request.keep_alive,
+        keep_alive=keep_alive,
         http10=request.version.minor == 0,
         unread=None if whole else request,
     )

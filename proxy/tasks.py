@@ -15,12 +15,15 @@ class Tasks:
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the background; a failure is logged, never lost."""
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        self._hold(asyncio.create_task(work, name=name))
 
-    def every(self, name: str, seconds: float, step: Callable[[], Awaitable[None] | None]) -> None:
-        """Run `step` every so often; a step that fails is logged and the next one runs."""
+    def every(
+        self, name: str, seconds: float, step: Callable[[], Awaitable[None] | None]
+    ) -> asyncio.Task[None]:
+        """Run `step` every so often; a step that fails is logged and the next one runs.
+
+        The task may be cancelled, which ends it.
+        """
 
         async def loop() -> None:
             while True:
@@ -32,13 +35,19 @@ class Tasks:
                     logger.exception("%s failed", name)
                 await asyncio.sleep(seconds)
 
-        self.start(name, loop())
+        task = asyncio.create_task(loop(), name=name)
+        self._hold(task)
+        return task
 
     async def close(self) -> None:
         """End every task."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _hold(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -2,15 +2,19 @@
 
 A connection carries one exchange at a time and hands it the bytes as they come. It must never be given back
 to the pool unless its response ended exactly where the framing said, and never outlives its replica's
-address: whoever removes a replica closes its pool.
+address: whoever removes a replica closes its pool, and where a name has moved to other addresses, what leads
+to the old ones takes no further request.
 """
 
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import Protocol, cast
 from urllib.parse import urlsplit
+
+from proxy.names import Names, is_name
 
 
 class Exchange(Protocol):
@@ -26,10 +30,11 @@ class Exchange(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to a replica."""
 
-    __slots__ = ("_pool", "exchange", "idle_since", "served", "transport")
+    __slots__ = ("_pool", "address", "exchange", "idle_since", "served", "transport")
 
-    def __init__(self, pool: "Pool") -> None:
+    def __init__(self, pool: "Pool", address: str) -> None:
         self._pool = pool
+        self.address = address
         self.transport: asyncio.Transport
         self.exchange: Exchange | None = None
         self.served = 0
@@ -87,15 +92,28 @@ class Pool:
         keepalive_seconds: float,
         size: int,
         tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+        names: Names | None = None,
+        moved: Callable[[], None] | None = None,
     ) -> None:
-        """`tls` is for https; absent, the system's authorities are asked."""
+        """`tls` is for https; absent, the system's authorities are asked. `server_name`: who should answer.
+
+        `moved` is called when none of a name's addresses is one that it had before.
+        """
         parts = urlsplit(url)
         self.tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self.hostname = parts.hostname or ""
         self.port = parts.port or (443 if self.tls else 80)
         self.host = parts.netloc.encode("ascii")
         """For the Host field."""
+        self.is_named = is_name(self.hostname)
+        """Whether its address may change."""
+        self.addresses: tuple[str, ...] = () if self.is_named else (self.hostname,)
+        """Where new connections go, the first that takes one; empty until a name has been looked up."""
         self.opened: set[UpstreamConnection] = set()
+        self._server_name = (server_name or self.hostname) if self.tls else None
+        self._names = names or Names()
+        self._moved = moved
         self._idle: deque[UpstreamConnection] = deque()
         self._connect_seconds = connect_seconds
         self._keepalive_seconds = keepalive_seconds
@@ -113,19 +131,72 @@ class Pool:
         return None
 
     async def connect(self) -> UpstreamConnection:
-        """Open a connection. Raises OSError (TimeoutError included) if that fails or takes too long."""
-        loop = asyncio.get_running_loop()
+        """Open a connection. Raises OSError (TimeoutError included) if that fails or takes too long.
+
+        Where none can be opened, the name is looked up again: perhaps its address is another one by now.
+        """
         async with asyncio.timeout(self._connect_seconds):
-            _, connection = await loop.create_connection(
-                lambda: UpstreamConnection(self), self.hostname, self.port, ssl=self.tls
-            )
-        return connection
+            if not self.addresses:
+                await self.resolve()
+                return await self._open()
+            known = self.addresses
+            try:
+                return await self._open()
+            except OSError:
+                if not self.is_named or not await self._found_others(known):
+                    raise
+            return await self._open()
+
+    async def resolve(self) -> None:
+        """Look the name up again, and close idle connections to what it no longer stands for.
+
+        Raises OSError if it cannot be looked up: then what was known stays.
+        """
+        known = self.addresses
+        self.addresses = await self._names.addresses(self.hostname, self.port)
+        for connection in [each for each in self._idle if each.address not in self.addresses]:
+            self._idle.remove(connection)
+            connection.transport.abort()
+        if known and not set(known) & set(self.addresses) and self._moved is not None:
+            self._moved()
+
+    async def _found_others(self, known: tuple[str, ...]) -> bool:
+        try:
+            await self.resolve()
+        except OSError:
+            return False
+        return set(self.addresses) != set(known)
+
+    async def _open(self) -> UpstreamConnection:
+        loop = asyncio.get_running_loop()
+        failure: OSError | None = None
+        for address in self.addresses:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda address=address: UpstreamConnection(self, address),
+                    address,
+                    self.port,
+                    ssl=self.tls,
+                    server_hostname=self._server_name,
+                )
+            except OSError as error:
+                failure = error
+            else:
+                return connection
+        assert failure is not None
+        raise failure
 
     def keep(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next request."""
         transport = connection.transport
         unread = transport.get_write_buffer_size() > 0  # answered before its request was read to the end
-        if self._closed or len(self._idle) >= self._size or unread or transport.is_closing():
+        if (
+            self._closed
+            or len(self._idle) >= self._size
+            or unread
+            or transport.is_closing()
+            or connection.address not in self.addresses
+        ):
             transport.abort()
             return
         connection.idle_since = monotonic()

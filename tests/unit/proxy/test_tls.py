@@ -63,7 +63,7 @@ async def listening():
     yield start
     for server, listener in servers:
         server.close()
-        await listener.shutdown(0.1)
+        await listener.end()
 
 
 async def connect(port: int, context: ssl.SSLContext) -> Client:
