@@ -30,6 +30,7 @@ import uvloop
 from rich.console import Console
 
 from bench import fleet, processes, report
+from bench.client import until
 from bench.engine_prompt import EnginePrompt
 from bench.load import failed, send
 from bench.plan import Planned, ceilings, prepare
@@ -113,6 +114,12 @@ async def window(
         urls = [url for proxy in proxies for url in proxy.urls]
         for url in urls:  # each proxy has answered before it is measured
             await send(warm_up, [url])
+        mode = "events" if events else "learned"
+
+        async def known() -> bool:
+            return set(await index_modes(urls)) == {mode}
+
+        await until(known, timeout=30.0, what=f"not every proxy knows every replica as {mode}")
         async with aiohttp.ClientSession() as session:
             await fleet.wait_until_idle(session, engines.urls)
         cpu, began = sum(proxy.cpu_seconds() for proxy in proxies), monotonic()

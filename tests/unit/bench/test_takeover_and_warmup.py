@@ -42,7 +42,7 @@ def test_prompts_fill_the_blocks_that_were_asked_for_and_share_none():
 
 
 def test_a_start_that_is_late_or_answers_nothing_is_said():
-    good = {"from_ready_to_warm": 1.0, "errors": [], "answers": 20}
+    good = {"warm": 4.9, "errors": [], "answers": 20}
     assert warmup.reasons([good]) == []
-    assert len(warmup.reasons([{**good, "from_ready_to_warm": 5.1}])) == 1
+    assert len(warmup.reasons([{**good, "warm": 5.1}])) == 1
     assert len(warmup.reasons([{**good, "answers": 0}, {**good, "errors": ["status 503"]}])) == 2
