@@ -214,8 +214,9 @@ class Following:
         standing.applied = seq
         self._heard = True
         batch = decode(payload)
-        if batch is None:
+        if batch is None:  # it may have told of removals
             counts.skipped += 1
+            self._lost(Stale("a batch of them could not be read"))
             return
         delta = self._book.apply(batch)
         standing.tell(delta)

@@ -29,7 +29,9 @@ LONG = "A system prompt that many share, with rules that nobody reads but all mu
 async def fleet(replicas: int = 2, **settings: Any) -> AsyncIterator[tuple[Proxy, list[RunningReplica]]]:
     async with serve(SPEC, ports=(0,) * replicas) as running:
         names = [{"url": one.url, "name": f"r{number}"} for number, one in enumerate(running)]
-        async with Proxy(Settings(port=0, replicas=names, log_level="info", redis_url="none", **settings)) as proxy:
+        async with Proxy(
+            Settings(port=0, replicas=names, log_level="info", redis_url="none", **settings)
+        ) as proxy:
             yield proxy, running
 
 

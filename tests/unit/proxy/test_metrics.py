@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
+from proxy.index.truth import TrueIndex
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
 from proxy.record import Record
@@ -25,7 +26,7 @@ def record(**changes: object) -> Record:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    fleet, index = Fleet(lambda: 1.0), MemoryIndex()
+    fleet, index = Fleet(lambda: 1.0), TrueIndex(MemoryIndex(), lambda: 0.0)
     fleet.add("a", "http://a")
     index.predict("a", array("Q", [1, 2, 3]))
     return Metrics(fleet, index)
