@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.app import Proxy
 from proxy.config import Settings
+from proxy.names import GetAddrInfo
 from tests.support.client import exchange
 from tests.support.eventually import eventually
 from tests.support.http import Response
@@ -22,10 +23,13 @@ UpstreamFactory = Callable[..., Awaitable[list[Upstream]]]
 
 
 @asynccontextmanager
-async def serving(*upstreams: Upstream, ready: bool = True, **settings: Any) -> AsyncIterator[Proxy]:
+async def serving(
+    *upstreams: Upstream, ready: bool = True, getaddrinfo: GetAddrInfo | None = None, **settings: Any
+) -> AsyncIterator[Proxy]:
     """A proxy in front of these upstreams, in this event loop, ready once entered.
 
-    Nested settings (`timeouts`, `limits`, `probes`) are given as mappings and keep the defaults of the rest.
+    `getaddrinfo` looks names up in place of the system's. Nested settings (`timeouts`, `limits`, `probes`)
+    are given as mappings and keep the defaults of the rest.
     """
     settings = {
         "port": 0,
@@ -37,7 +41,7 @@ async def serving(*upstreams: Upstream, ready: bool = True, **settings: Any) -> 
         **settings,
         "probes": {"interval": 0.2, **settings.get("probes", {})},
     }
-    async with Proxy(Settings(**settings)) as proxy:
+    async with Proxy(Settings(**settings), getaddrinfo=getaddrinfo) as proxy:
         if ready:
 
             async def all_up() -> bool:

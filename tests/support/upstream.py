@@ -161,15 +161,23 @@ class _Connection(Wire):
 
 
 class Upstream:
-    """A listening replica on 127.0.0.1; `async with` it."""
+    """A listening replica on a loopback address; `async with` it."""
 
     def __init__(
-        self, *, model: str = "m", host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+        self,
+        *,
+        model: str = "m",
+        host: str | None = None,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`host` is what its URL says, the address unless given."""
         self.tls = tls
         self.model = model
-        self.host = host
-        self.port = 0
+        self.address = address
+        self.host = host or address
+        self.port = port
         self.requests: list[Request] = []
         """Clients' requests, in order; those the proxy makes for itself are in `internal`."""
         self.internal: list[Request] = []
@@ -210,9 +218,9 @@ class Upstream:
     async def listen(self) -> None:
         """Listen, on the port it had before if it had one."""
         loop = asyncio.get_running_loop()
-        address = socket.create_server(("127.0.0.1", self.port))
-        self.port = address.getsockname()[1]
-        self._server = await loop.create_server(lambda: _Connection(self), sock=address, ssl=self.tls)
+        listening = socket.create_server((self.address, self.port))
+        self.port = listening.getsockname()[1]
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listening, ssl=self.tls)
 
     async def stop_listening(self) -> None:
         """Refuse new connections; those that are open stay."""
