@@ -259,7 +259,7 @@ class Reservation:
             if (breaker.failures or breaker.state) and breaker.succeeded(self.generation):
                 self._fleet.tripped.discard(replica)
                 self._fleet.reconsider()
-        elif breaker.failed(self.generation, self._fleet.clock()):
+        elif breaker.failed(self.generation, self._fleet.clock()) and not replica.gone:
             self._fleet.tripped.add(replica)
             self._fleet.reconsider()
 
