@@ -144,6 +144,11 @@ def test_a_replica_that_is_removed_is_forgotten(router: Router):
     trip(router, "b")
     router.fleet.remove("b")
     assert not router.fleet.tripped
+    late = [send(router, exclude=("a",)) for _ in range(FAILURES)]
+    router.fleet.remove("c")
+    for lease in late:
+        end(lease, healthy=False)
+    assert not router.fleet.tripped
 
 
 def test_D01_a_suspect_gets_no_more_until_the_others_are_full(router: Router):
