@@ -108,7 +108,9 @@ class Admin:
     async def _add(self, request: web.BaseRequest) -> web.Response:
         """Take in a replica, written as in WARMROUTE_REPLICAS: an object, or a URL in quotes."""
         try:
-            told = msgspec.json.decode(await bodies.read(request, SPEC_BYTES))
+            told = msgspec.json.decode(
+                await bodies.read(request, SPEC_BYTES, self._settings.timeouts.request)
+            )
             spec = ReplicaSpec.model_validate({"url": told} if isinstance(told, str) else told)
         except msgspec.DecodeError:
             raise BadRequest('the body should be a replica as JSON: {"url": "http://host:port"}') from None
@@ -178,7 +180,9 @@ class Admin:
 
     async def _engine(self, request: web.BaseRequest, replica: Replica, rest: str) -> web.Response:
         """Pass a call that controls the engine to it, with the proxy's own key."""
-        body = await bodies.read(request, int(self._settings.limits.body_bytes))
+        body = await bodies.read(
+            request, int(self._settings.limits.body_bytes), self._settings.timeouts.request
+        )
         _, _, query = request.raw_path.partition("?")
         url = f"{replica.url}/{rest}" + (f"?{query}" if query else "")
         headers = {name: request.headers[name] for name in _ENGINE_HEADERS if name in request.headers}

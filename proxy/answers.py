@@ -4,6 +4,7 @@ Must never answer an error in any shape but OpenAI's.
 """
 
 from http import HTTPStatus
+from math import ceil
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -47,7 +48,7 @@ def answer(error: ProxyError) -> web.Response:
         headers={"Server": SERVER},
     )
     if error.retry_after is not None:
-        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
+        response.headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     if isinstance(error, TooLarge | ExpectationFailed):  # the request's body was not read to its end
         response.force_close()
     return response

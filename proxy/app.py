@@ -181,6 +181,7 @@ class Proxy:
             header_bytes=int(settings.limits.header_bytes),
             body_bytes=int(settings.limits.body_bytes),
             keepalive_seconds=settings.timeouts.client_keepalive,
+            request_seconds=settings.timeouts.request,
         )
         self._listener: asyncio.Server | None = None
         self._hurry = asyncio.Event()
@@ -327,6 +328,9 @@ class Proxy:
         if source is not None:
             known = {"source": source.kind, "up": source.why is None}
             parts["discovery"] = known if source.why is None else {**known, "why": source.why}
+        for name, fault in (("api_keys", self.gate.callers.fault), ("certificates", self._tls.fault)):
+            if fault is not None:
+                parts[name] = {"up": False, "why": "the new file cannot be used; the log says why"}
         return parts
 
     async def _look(self) -> None:

@@ -3,22 +3,23 @@
 What is forwarded is always the bytes as they came; the inflated ones are only read.
 """
 
+import asyncio
 import zlib
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.errors import BadRequest, ClientGone, ExpectationFailed, TooLarge
+from proxy.errors import BadRequest, ClientGone, ExpectationFailed, RequestTimeout, TooLarge
 from proxy.request import Request
 
 _WINDOW = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 """Window bits for zlib; 16 more than the largest window asks for gzip's wrapper."""
 
 
-async def whole(request: Request, limit: int) -> bytes:
+async def whole(request: Request, limit: int, seconds: float) -> bytes:
     """A request's body. Raises TooLarge, and what `read` raises."""
     if request.unread is not None:
-        request.body = await read(request.unread, limit)
+        request.body = await read(request.unread, limit, seconds)
         request.unread = None
     assert request.body is not None
     if len(request.body) > limit:
@@ -26,10 +27,10 @@ async def whole(request: Request, limit: int) -> bytes:
     return request.body
 
 
-async def read(request: web.BaseRequest, limit: int) -> bytes:
+async def read(request: web.BaseRequest, limit: int, seconds: float) -> bytes:
     """The whole body. Answers `Expect: 100-continue` first; refuses what is too long without reading it.
 
-    Raises TooLarge, BadRequest (a broken body), ExpectationFailed, ClientGone.
+    Raises TooLarge, BadRequest (a broken body), RequestTimeout, ExpectationFailed, ClientGone.
     """
     length = request.content_length or 0
     if length > limit:
@@ -46,11 +47,16 @@ async def read(request: web.BaseRequest, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        while chunk := await content.readany():
-            size += len(chunk)
-            if size > limit:
-                raise TooLarge(_too_large(limit))
-            chunks.append(chunk)
+        async with asyncio.timeout(seconds):
+            while chunk := await content.readany():
+                size += len(chunk)
+                if size > limit:
+                    raise TooLarge(_too_large(limit))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise RequestTimeout(
+            f"the request took over {seconds:g} s to arrive; WARMROUTE_TIMEOUTS__REQUEST sets the limit"
+        ) from None
     except (web.RequestPayloadError, HttpProcessingError, ValueError) as error:
         raise BadRequest("the request body is not framed as HTTP/1.1 says") from error
     except ConnectionError as error:

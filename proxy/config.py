@@ -69,6 +69,8 @@ class Timeouts(Frozen):
     """seconds without a byte before an answer counts as dead"""
     keepalive: NonNegativeFloat = 4.0
     """seconds that an idle connection to a replica is kept; below the engine's own (uvicorn: 5)"""
+    request: PositiveFloat = 120.0
+    """seconds that a request may take to arrive, from its first byte to its last; then: 408"""
     client_keepalive: NonNegativeFloat = 75.0
     """seconds that an idle connection of a client is kept"""
 

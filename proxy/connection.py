@@ -16,6 +16,8 @@ from proxy.answers import answer
 from proxy.errors import BadRequest, HeadersTooLarge, InternalError, ProxyError
 from proxy.relay import Relay
 
+HEADERS_TOO_LARGE = "the request's headers are too large; WARMROUTE_LIMITS__HEADER_BYTES sets the limit"
+
 
 class ClientConnection(web.RequestHandler):
     """One client connection."""
@@ -57,9 +59,7 @@ class ClientConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Answer what the HTTP parser refused."""
         if isinstance(exc, LineTooLong) or (message and "Too many" in message):
-            error: ProxyError = HeadersTooLarge(
-                "the request's headers are too large; WARMROUTE_LIMITS__HEADER_BYTES sets the limit"
-            )
+            error: ProxyError = HeadersTooLarge(HEADERS_TOO_LARGE)
         elif isinstance(exc, BadHttpMessage) or status == BadRequest.status:
             error = BadRequest("this is not an HTTP/1.1 request that can be understood in only one way")
         else:

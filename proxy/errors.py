@@ -58,6 +58,12 @@ class MethodNotAllowed(ProxyError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class RequestTimeout(ProxyError):
+    """The request did not arrive in time."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+
 class Conflict(ProxyError):
     """What is asked for contradicts what there is."""
 

@@ -97,6 +97,7 @@ class Exchanges:
         self._seen = Seen()
         self._ids = Random()
         self._body_limit = int(settings.limits.body_bytes)
+        self._request_seconds = settings.timeouts.request
         self._ask_usage = settings.stream_usage == "auto"
         self._drop = _REQUEST_ID_FIELD | gate.drop
         self.ending = False
@@ -125,7 +126,7 @@ class Exchanges:
             rank, record.priority = self._rank(noted, caller)
             body = request.body
             if body is None or len(body) > self._body_limit:
-                body = await bodies.whole(request, self._body_limit)
+                body = await bodies.whole(request, self._body_limit, self._request_seconds)
             has_body = bool(body) or request.method in _WITH_BODY
             work = Work(request, record, self._by_load, fields, body, has_body, rank=rank)
             work.caller, work.sees_cache = caller.name, caller.sees_cache

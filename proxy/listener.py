@@ -19,6 +19,8 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 LAST_SECONDS = 1.0
 """How long the last words may take to be written when the proxy ends."""
 IDLE_SECONDS = 0.01
+LINGER_SECONDS = 2.0
+"""How long a client that was refused may go on sending before its connection ends."""
 
 
 class Listener:
@@ -32,6 +34,7 @@ class Listener:
         header_bytes: int,
         body_bytes: int,
         keepalive_seconds: float,
+        request_seconds: float,
     ) -> None:
         self.answer = answer
         self.endpoints: Mapping[bytes, Endpoint] = {
@@ -41,6 +44,7 @@ class Listener:
         self.largest = min(body_bytes, LARGEST)
         self.plain: set[PlainConnection] = set()
         self._keepalive_seconds = keepalive_seconds
+        self._request_seconds = request_seconds
         self.closing = False
         self._handler = handler
         self._open: dict[asyncio.Task[Any], ClientConnection] = {}
@@ -59,16 +63,22 @@ class Listener:
             loop=self._loop,
             access_log=None,
             auto_decompress=False,
+            lingering_time=LINGER_SECONDS,
             keepalive_timeout=self._keepalive_seconds,
             max_field_size=self.header_bytes,
             max_line_size=self.header_bytes,
         )
 
     def sweep(self) -> None:
-        """Close the connections that have been quiet for too long; aiohttp closes its own."""
-        oldest = monotonic() - self._keepalive_seconds
-        for connection in [each for each in self.plain if not each.busy and each.quiet_since < oldest]:
-            connection.close()
+        """Close the connections that have been quiet for too long; aiohttp closes its own.
+
+        A request that is still coming has `request_seconds` from its first bytes on, however it trickles.
+        """
+        now = monotonic()
+        for connection in [each for each in self.plain if not each.busy]:
+            seconds = self._request_seconds if connection.receiving else self._keepalive_seconds
+            if connection.quiet_since < now - seconds:
+                connection.close()
 
     def close_idle(self) -> None:
         """Close the connections on which nothing has begun; the others once their request is answered."""

@@ -68,7 +68,7 @@ class PlainConnection(asyncio.Protocol):
         self.relay: Relay | None = None
         self.writing_paused = False
         self.quiet_since = monotonic()
-        """When the last request ended or the last bytes came."""
+        """When the last request ended, or the one that is coming began."""
         self._task: asyncio.Task[None] | None = None
         self._head: PlainHead | None = None  # of a request whose body is still coming
         self._parts: list[bytes] = []
@@ -125,8 +125,8 @@ class PlainConnection(asyncio.Protocol):
             if self._head is None:
                 self._head = head
                 self._parts.append(data)
+                self.quiet_since = monotonic()
             self._gathered = size
-            self.quiet_since = monotonic()
             return
         if self._head is not None:
             data = b"".join(self._parts)

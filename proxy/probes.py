@@ -21,6 +21,9 @@ from proxy.names import Names, Resolver
 from proxy.spec import ReplicaSpec
 from proxy.tasks import Tasks
 
+LONGEST = 16 << 20
+"""Bytes of an answer to the proxy's own questions."""
+
 
 def session(settings: Settings, names: Names, tls: ssl.SSLContext) -> aiohttp.ClientSession:
     """The client for the proxy's own calls; `tls` is for replicas with https."""
@@ -198,7 +201,7 @@ class Probes:
         async with self._get(spec, "/v1/models") as response:
             if response.status == 200:
                 server = response.headers.get("Server", "")
-                description = describe.read_models(await response.read(), server)
+                description = describe.read_models(await _whole(response), server)
             elif spec.model is not None:
                 description = Description()
             else:
@@ -228,4 +231,14 @@ class Probes:
 
     async def _text(self, spec: ReplicaSpec, path: str) -> str | None:
         async with self._get(spec, path) as response:
-            return await response.text(errors="replace") if response.status == 200 else None
+            return (await _whole(response)).decode(errors="replace") if response.status == 200 else None
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body. Raises ValueError where it is longer than anything an engine has to say."""
+    whole = bytearray()
+    async for chunk in response.content.iter_any():
+        whole += chunk
+        if len(whole) > LONGEST:
+            raise ValueError(f"{response.url.path} answered more than {LONGEST >> 20} MiB")
+    return bytes(whole)

@@ -13,8 +13,8 @@ from aiohttp import web
 from proxy.admin import Admin
 from proxy.answers import SERVER, answer
 from proxy.config import Settings
-from proxy.connection import ClientConnection
-from proxy.errors import MethodNotAllowed, NotFound, ProxyError
+from proxy.connection import HEADERS_TOO_LARGE, ClientConnection
+from proxy.errors import HeadersTooLarge, MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet, Replica
 from proxy.gate import Gate
@@ -52,6 +52,7 @@ class Server:
         self._ledger = ledger
         self._admin = admin
         self._gate = gate
+        self._header_bytes = int(settings.limits.header_bytes)
         self._passed = PASSED | frozenset(settings.passthrough)
         self._parts = parts
         self.draining = False
@@ -71,6 +72,8 @@ class Server:
         return response
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if sum(len(name) + len(value) for name, value in request.raw_headers) > self._header_bytes:
+            return _too_large()
         target = request.raw_path
         if not target.startswith("/"):  # absolute form: the authority is this proxy's, whatever it says
             target = request.rel_url.raw_path_qs
@@ -156,6 +159,12 @@ def general(request: web.BaseRequest, target: str, *, keep_alive: bool) -> Reque
         http10=request.version.minor == 0,
         unread=None if whole else request,
     )
+
+
+def _too_large() -> web.Response:
+    response = answer(HeadersTooLarge(HEADERS_TOO_LARGE))
+    response.force_close()
+    return response
 
 
 def _json(body: object, status: int = 200) -> web.Response:

@@ -72,7 +72,7 @@ async def test_a_client_may_ask_for_the_last_answer(upstream, proxy_factory):
 
 
 async def test_a_quiet_connection_is_closed_and_a_busy_one_is_not(upstream, proxy_factory):
-    proxy = await proxy_factory(upstream, timeouts={"client_keepalive": 0.2, "idle": 1.0})
+    proxy = await proxy_factory(upstream, timeouts={"client_keepalive": 0.2, "request": 0.3, "idle": 1.0})
     async with await Client.connect(proxy.port) as client:
         await client.send(numbered(1)[:-1])  # a body that never ends is no request either
         await client.until_gone()

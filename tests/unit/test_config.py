@@ -60,6 +60,7 @@ SAMPLES = {
     "timeouts.idle": "20",
     "timeouts.keepalive": "3",
     "timeouts.client_keepalive": "30",
+    "timeouts.request": "60",
     "policy": "round_robin",
     "tokenizer": "bytes",
     "tokenizer_budget_ms": "5",

@@ -55,7 +55,9 @@ async def listening():
         return web.Response(body=text)
 
     async def start(context: ssl.SSLContext) -> int:
-        listener = Listener(answer, answer, header_bytes=9000, body_bytes=9000, keepalive_seconds=5)
+        listener = Listener(
+            answer, answer, header_bytes=9000, body_bytes=9000, keepalive_seconds=5, request_seconds=5
+        )
         server = await asyncio.get_running_loop().create_server(listener, "127.0.0.1", 0, ssl=context)
         servers.append((server, listener))
         return server.sockets[0].getsockname()[1]
