@@ -8,6 +8,7 @@ Never reached by what a client sends to a model.
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable
+from math import isinf
 from urllib.parse import unquote
 
 import aiohttp
@@ -153,6 +154,9 @@ class Admin:
             **({"uid": member.found.uid} if member.found.uid else {}),
             "state": ", ".join(sorted(replica.held)) or ("up" if replica.up else "down"),
             "up": replica.up,
+            "suspect": replica.caution.suspect,
+            "breaker": replica.breaker.state.name.lower(),
+            "soft_limit": None if isinf(view.soft_limit) else round(view.soft_limit, 1),
             "engine": description.engine,
             "models": sorted(description.models),
             "block_size": description.block_size,

@@ -130,6 +130,10 @@ class Server:
         state: dict[str, object] = {"up": replica.up, "index_mode": self._pools.index_mode(replica)}
         if replica.held:
             state["held"] = sorted(replica.held)
+        if replica.caution.suspect:
+            state["suspect"] = True
+        if replica.breaker.state:
+            state["breaker"] = replica.breaker.state.name.lower()
         return state
 
     async def _metrics_page(self, _: web.BaseRequest) -> web.Response:
