@@ -323,3 +323,22 @@ async def test_D01_one_that_says_it_is_ill_is_believed(upstream, proxy_factory):
         return (await down_and_suspect(proxy, upstream))[0]
 
     await eventually(down, "down, although it answers requests")
+
+
+async def test_what_holds_a_replica_back_is_shown(pair, proxy_factory):
+    proxy = await proxy_factory(*pair, policy="round_robin", probes=QUIET, admin_token="t")
+    sick, name = pair[0], name_of(pair[0])
+    await trip(proxy, pair)
+
+    async def of(path: str) -> dict:
+        shown = await exchange(proxy.port, "GET", path, headers=[("Authorization", "Bearer t")])
+        known = shown.json()["replicas"]
+        return (
+            known[name] if isinstance(known, dict) else next(each for each in known if each["name"] == name)
+        )
+
+    shown = await of("/admin/replicas")
+    assert (shown["breaker"], shown["suspect"], shown["soft_limit"]) == ("open", False, None)
+    assert (await of("/ready"))["breaker"] == "open"
+    assert "suspect" not in await of("/ready")
+    assert sick.url == shown["url"]
