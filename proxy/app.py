@@ -16,6 +16,7 @@ from policies import registry
 from proxy import probes, redis_url
 from proxy.admin import Admin
 from proxy.attempt import Hop
+from proxy.certificates import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, Contexts
 from proxy.config import Settings
 from proxy.discovery.dns import DnsSource
 from proxy.discovery.source import Source, follow
@@ -45,7 +46,6 @@ from proxy.shared.rates import Leases
 from proxy.sharing import Sharing
 from proxy.spec import ReplicaSpec
 from proxy.tasks import Tasks
-from proxy.tls import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, Contexts
 from proxy.truth_metrics import TruthMetrics
 from proxy.upstream import Pool
 from proxy.watch import Home

@@ -39,7 +39,8 @@ class Gate:
         self.drop, self.credentials = upstream_credentials(settings)
         """Fields that replicas do not get, by lower-case name, and those that they get instead."""
         self._proxies = TrustedProxies(settings.trusted_proxies)
-        self._looks = bool(settings.trusted_proxies or limits.requests_per_minute or limits.tokens_per_minute)
+        limited = limits.requests_per_minute is not None or limits.tokens_per_minute is not None
+        self._looks = bool(settings.trusted_proxies) or (limited and not self.callers.keyed)
         self._anybody = Caller("", most=priority.classes[0])
 
     def peer(self, transport: asyncio.Transport | None) -> str | None:
@@ -58,10 +59,10 @@ class Gate:
 
         The name of somebody without a key is their address, or empty where nothing here depends on it.
         """
-        if self._looks:
-            caller = self.callers.identify(noted, self._proxies.caller(peer, noted.get(b"x-forwarded-for")))
-        elif self.callers.keyed:
+        if self.callers.keyed:
             caller = self.callers.identify(noted, None)
+        elif self._looks:
+            caller = self.callers.identify(noted, self._proxies.caller(peer, noted.get(b"x-forwarded-for")))
         else:
             return self._anybody
         self.rates.request(caller, now)

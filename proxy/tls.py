@@ -1,26 +1,16 @@
-"""TLS on both sides: what a person sets, and the contexts that are made of it.
+"""TLS on both sides: what a person sets, and how its files are read.
 
-Certificates are verified unless that is switched off for replicas, by name, with a warning. Files that are
-renewed are read again while the proxy runs; connections that are open keep what they began with. Must never
-ask for a passphrase: nobody is there to type it.
+Must never ask for a passphrase: nobody is there to type it. Invariant: the files of a `Tls` could be used
+when it was made.
 """
 
 import ssl
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from pydantic import model_validator
 
-from proxy.logs import logger
 from proxy.spec import Frozen
-from proxy.watched import Watched
-
-HANDSHAKE_SECONDS: Final = 10.0
-"""A client that has not finished its handshake by then is gone."""
-SHUTDOWN_SECONDS: Final = 3.0
-"""How long a client may take to say that it has understood the end."""
 
 
 class Tls(Frozen):
@@ -50,68 +40,22 @@ class Tls(Frozen):
         if self.upstream_ca is not None and not self.upstream_verify:
             raise ValueError("has upstream_ca, and upstream_verify=false, which would ignore it: keep one")
         if self.cert is not None:
-            _load_listening(self, _listening())
+            load_listening(self, new_listening())
         if self.upstream_ca is not None or self.upstream_cert is not None:
-            _load_upstream(self, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+            load_upstream(self, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         return self
 
 
-class Contexts:
-    """The contexts of one proxy. Made once: reading the system's authorities takes tens of milliseconds."""
-
-    def __init__(self, tls: Tls) -> None:
-        """Raises ValueError where a file cannot be used any more."""
-        self.listening = _listening() if tls.cert is not None else None
-        """None: clients speak plain HTTP."""
-        self.upstream = ssl.create_default_context(cafile=tls.upstream_ca)
-        """For replicas whose URL begins with https."""
-        self.upstream.set_alpn_protocols(["http/1.1"])
-        if not tls.upstream_verify:
-            logger.warning("tls.upstream_verify is false: replicas' certificates are not looked at")
-            self.upstream.check_hostname = False
-            self.upstream.verify_mode = ssl.CERT_NONE
-        self._watched: list[Watched[Callable[[], None]]] = []
-        if self.listening is not None:
-            self._watch("tls.cert", [tls.cert, tls.key, tls.client_ca], tls, self.listening, _load_listening)
-        upstream = [tls.upstream_cert, tls.upstream_key, tls.upstream_ca]
-        if any(upstream):
-            self._watch("tls.upstream_cert", upstream, tls, self.upstream, _load_upstream)
-
-    @property
-    def fault(self) -> str | None:
-        """Why the files are not what is in force; None if they are."""
-        return next((each.fault for each in self._watched if each.fault), None)
-
-    async def look(self) -> None:
-        """Read again what has changed; to be called every few seconds."""
-        for each in self._watched:
-            await each.look()
-
-    def _watch(
-        self,
-        what: str,
-        paths: list[Path | None],
-        tls: Tls,
-        context: ssl.SSLContext,
-        load: Callable[[Tls, ssl.SSLContext], None],
-    ) -> None:
-        def read() -> Callable[[], None]:
-            # Tried on another context: a pair that does not match would leave this one without a key.
-            load(tls, ssl.SSLContext(context.protocol))
-            return partial(load, tls, context)
-
-        files = [path for path in paths if path is not None]
-        self._watched.append(Watched(what, files, read, lambda put_in_force: put_in_force()))
-
-
-def _listening() -> ssl.SSLContext:
+def new_listening() -> ssl.SSLContext:
+    """A context to listen with, without a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _load_listening(tls: Tls, context: ssl.SSLContext) -> None:
+def load_listening(tls: Tls, context: ssl.SSLContext) -> None:
+    """Put the files for listening into a context. Raises ValueError, a phrase that follows `tls`."""
     assert tls.cert is not None
     _load_pair("cert", tls.cert, tls.key, context)
     if tls.client_ca is not None:
@@ -119,7 +63,8 @@ def _load_listening(tls: Tls, context: ssl.SSLContext) -> None:
         context.verify_mode = ssl.CERT_REQUIRED
 
 
-def _load_upstream(tls: Tls, context: ssl.SSLContext) -> None:
+def load_upstream(tls: Tls, context: ssl.SSLContext) -> None:
+    """Put the files for replicas into a context, likewise."""
     if tls.upstream_cert is not None:
         _load_pair("upstream_cert", tls.upstream_cert, tls.upstream_key, context)
     if tls.upstream_ca is not None:

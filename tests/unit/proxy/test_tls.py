@@ -8,8 +8,9 @@ import ssl
 import pytest
 from aiohttp import web
 
+from proxy.certificates import Contexts
 from proxy.listener import Listener
-from proxy.tls import Contexts, Tls
+from proxy.tls import Tls
 from proxy.upstream import Pool
 from tests.support import dialect
 from tests.support.certificates import Authority
