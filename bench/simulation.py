@@ -16,7 +16,7 @@ from bench.prompts import Keys
 from bench.workloads import Arrival
 from policies.base import Policy
 from proxy.admission import Admission
-from proxy.concurrency import Allowance
+from proxy.concurrency import Allowance, patience
 from proxy.errors import Shed
 from proxy.fleet import Description, Fleet
 from proxy.index.memory import MemoryIndex
@@ -114,7 +114,7 @@ class _Simulation:
         self.spec = spec
         self.fleet = Fleet(lambda: self.now)
         self.fleet.limit(concurrency)
-        self.admission = Admission(self.fleet, priority)
+        self.admission = Admission(self.fleet, priority, prefill=patience(concurrency))
         self.fleet.freed = self.admission.pump
         self.ranks = {name: rank for rank, name in enumerate(priority.classes)}
         self.engines: dict[str, EngineModel] = {}

@@ -37,11 +37,12 @@ class PriorityClass:
         "weight",
     )  # fmt: skip
 
-    def __init__(self, name: str, rank: int, settings: Priority) -> None:
+    def __init__(self, name: str, rank: int, settings: Priority, most: Allowance) -> None:
         self.name = name
         self.rank = rank
-        allowed = Allowance(settings.ceilings.get(name, 1.0), settings.prefill.get(name, inf))
-        self.allowed = ALL if allowed == ALL else allowed
+        prefill = min(settings.prefill.get(name, inf), most.prefill)
+        allowed = Allowance(settings.ceilings.get(name, 1.0), prefill)
+        self.allowed = most if allowed == most else allowed
         """While a higher class has requests."""
         self.urgency = settings.urgency.get(name, 1.0)
         self.weight = settings.weights.get(name, WEIGHT)
@@ -66,10 +67,17 @@ class PriorityClass:
 class Admission:
     """The queue before routing."""
 
-    def __init__(self, fleet: Fleet, settings: Priority) -> None:
+    def __init__(self, fleet: Fleet, settings: Priority, *, prefill: float = inf) -> None:
+        """`prefill`: seconds of it that may be ahead of any request at a replica that it is sent to.
+
+        What would wait longer there is better kept here, where it can take the first replica that is free.
+        """
         self._fleet = fleet
+        self._all = Allowance(1.0, prefill)
         self._ageing = settings.ageing
-        self.classes = [PriorityClass(name, rank, settings) for rank, name in enumerate(settings.classes)]
+        self.classes = [
+            PriorityClass(name, rank, settings, self._all) for rank, name in enumerate(settings.classes)
+        ]
         self.waiting = 0
         """Requests that wait, of all classes."""
         self.shed: dict[tuple[str, str], int] = {}
@@ -84,11 +92,11 @@ class Admission:
         """What a class may take now: all there is, unless a higher class may need some of it."""
         mine = self.classes[rank]
         mine.seen = now
-        if mine.allowed is not ALL:
+        if mine.allowed is not self._all:
             for higher in self.classes[:rank]:
                 if now - higher.seen < SEEN_SECONDS:
                     return mine.allowed
-        return ALL
+        return self._all
 
     def passes(self, model: str, sequences: int, allowed: Allowance) -> bool:
         """Whether a request need not wait: nobody does, and there is room, or nobody to wait for."""

@@ -25,6 +25,7 @@ from aiohttp import web
 from proxy import http1
 from proxy.admission import Admission
 from proxy.answers import RELAYED, RELAYED_LAST
+from proxy.concurrency import patience
 from proxy.config import Settings
 from proxy.drift import Drift
 from proxy.engine_priority import EnginePriority
@@ -116,7 +117,7 @@ class Hop:
         )
         self.budget = RetryBudget(settings.limits.retry_budget)
         fleet.limit(settings.limits.concurrency)
-        self.admission = Admission(fleet, settings.priority)
+        self.admission = Admission(fleet, settings.priority, prefill=patience(settings.limits.concurrency))
         fleet.freed = self.admission.pump
         self.priority = EnginePriority(len(settings.priority.classes))
         self.loop = asyncio.get_running_loop()  # asked once: it costs a system call each time

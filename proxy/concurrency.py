@@ -28,8 +28,10 @@ FIXED_TOKENS = 512.0
 The bench's three profiles put it at 60 to 580."""
 TOLERANCE = 2.0
 """Times longer than alone that a first token may take: about one prefill ahead of each."""
-RISE, LOWEST_FALL = 0.1, 0.25
-"""What one step adds, and the least that one step leaves."""
+FALL, RISE = 0.5, 1.5
+"""What one step multiplies by, at the least and at the most."""
+PATIENCE = 1.0
+"""Seconds of prefill at a replica above which a request waits in the proxy instead: no engine idles on it."""
 SAMPLES = 8
 """First tokens that must have come since a step before the next."""
 CALM, SETTLE = 0.05, 0.5
@@ -101,10 +103,11 @@ class Adaptive(Unlimited):
 
     def _step(self, inflation: float) -> None:
         value, most = self.value, self._most
-        if inflation > TOLERANCE:
-            self.value = max(self._least, min(value, most) * max(LOWEST_FALL, TOLERANCE / inflation))
+        gradient = min(max(TOLERANCE / inflation, FALL), RISE)
+        if gradient < 1.0:
+            self.value = max(self._least, min(value, most) * gradient)
         elif 2 * most >= value:  # else it holds nothing back, and nothing shows how it would be higher
-            self.value = min(MOST, value + max(1.0, RISE * value))
+            self.value = min(MOST, value * gradient + 1.0)
 
 
 Limit = Unlimited
@@ -117,6 +120,11 @@ def limit(concurrency: str | int, slots: int | None, now: float) -> Limit:
     if concurrency == "adaptive":
         return Adaptive(slots, now)
     return Fixed(float(concurrency))
+
+
+def patience(concurrency: str | int) -> float:
+    """Seconds of prefill that may be ahead of a request at a replica under limits of this kind."""
+    return PATIENCE if concurrency == "adaptive" else inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def splice_priority(body: bytes, priority: int | None) -> bytes:
             kept.append(field if kept or not seen else field.replace(b",", b"", 1))
         seen += 1
         at = end
-    if seen > MOST_FIELDS or (priority is None and seen == len(kept)):
+    if not start or seen > MOST_FIELDS or (priority is None and seen == len(kept)):
         return body
     if priority is not None:
         before = b'"priority":%d' % priority + (b"," if kept else b"")

@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         assert free, "let in without room"
         ceiling = self.admission.classes[fate.rank].allowed
         view = free[tokens % len(free)]
-        if allowed is not ALL and view.in_flight:
+        if allowed != ALL and view.in_flight:
             assert allowed is ceiling
             assert view.in_flight + sequences <= ceiling.share * view.limit
         fate.reservation = self.fleet.reserve(view.name, tokens, sequences, stream=True)
