@@ -144,7 +144,7 @@ class PlainConnection(asyncio.Protocol):
                 Request(self, "POST", head.line[5:-9], head.fields, body, reusable),
                 server.endpoints[head.line],
             )
-            keep_alive = reusable and response.keep_alive is not False
+            keep_alive = reusable and not server.closing and response.keep_alive is not False
             if isinstance(response, web.Response):
                 self.send(on_the_wire(response, keep_alive=keep_alive))
         except asyncio.CancelledError:
@@ -153,7 +153,7 @@ class PlainConnection(asyncio.Protocol):
             logger.exception("a request failed in the proxy")
         self._task = None
         self.quiet_since = monotonic()
-        if not keep_alive or server.closing:
+        if not keep_alive:
             self.close()
         elif self._ahead:
             self._next()

@@ -27,7 +27,11 @@ class Client(Wire):
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, ("127.0.0.1", port))
+        try:
+            await loop.sock_connect(sock, ("127.0.0.1", port))
+        except OSError:
+            sock.close()
+            raise
         _, client = await loop.create_connection(cls, sock=sock)
         return client
 
