@@ -63,11 +63,13 @@ class Fixed(Unlimited):
 class Adaptive(Unlimited):
     """A limit that follows the times to first tokens."""
 
-    __slots__ = ("_alone", "_changed", "_count", "_least", "_most", "_sum")
+    __slots__ = ("_alone", "_changed", "_count", "_highest", "_least", "_most", "_sum")
 
     def __init__(self, slots: int | None, now: float) -> None:
         super().__init__(float(slots or UNKNOWN))
         self._least = min(LEAST, self.value)
+        self._highest = float(slots or MOST)
+        """More than it runs would only wait there, and leave no headroom for a higher class."""
         self._alone: float | None = None
         """Mean logarithm of seconds a token where nothing was ahead; None before the first."""
         self._changed = now
@@ -77,8 +79,8 @@ class Adaptive(Unlimited):
         """Sequences in flight at most since it changed."""
 
     def at(self, running: int) -> float:
-        """Never so low that none can be prefilled beside those that decode."""
-        return max(self.value, running + running // BESIDE + 1)
+        """Never so low that none can be prefilled beside those that decode, unless its slots are taken."""
+        return max(self.value, min(self._highest, running + running // BESIDE + 1))
 
     def observe(self, now: float, sent_at: float, uncached: float, ahead: float, in_flight: int) -> None:
         """A first token has come: of a request sent at `sent_at` with `ahead` uncached tokens before its own.
@@ -107,7 +109,7 @@ class Adaptive(Unlimited):
         if gradient < 1.0:
             self.value = max(self._least, min(value, most) * gradient)
         elif 2 * most >= value:  # else it holds nothing back, and nothing shows how it would be higher
-            self.value = min(MOST, value * gradient + 1.0)
+            self.value = min(self._highest, value * gradient + 1.0)
 
 
 Limit = Unlimited

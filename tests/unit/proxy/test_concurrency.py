@@ -48,7 +48,8 @@ def engine(adaptive: Adaptive, *, slots: int, load: int, seconds: float, decode:
 
 
 def test_a_limit_that_idles_a_replica_rises_by_itself():
-    adaptive = Adaptive(2, 0.0)
+    adaptive = Adaptive(64, 0.0)
+    adaptive.value = 2.0
     seen = engine(adaptive, slots=64, load=100, seconds=60.0)
     # 0.12 s of prefill and 1 s of decoding: eight or nine decode while one is prefilled.
     assert seen[-1] >= 9.0
@@ -69,6 +70,15 @@ def test_waiting_for_a_slot_counts_like_waiting_for_a_prefill():
     assert max(tail) < 12.0
 
 
+def test_it_never_rises_above_the_slots_that_an_engine_has():
+    adaptive = Adaptive(4, 0.0)
+    assert max(engine(adaptive, slots=4, load=5, seconds=60.0)) == 4.0
+    unknown = Adaptive(None, 0.0)
+    for second in range(1, 100):
+        unknown.observe(second, second - 0.1, 1000, 0, int(unknown.value))
+    assert unknown.value > UNKNOWN
+
+
 def test_a_limit_that_holds_nothing_back_stays():
     adaptive = Adaptive(200, 0.0)
     assert set(engine(adaptive, slots=64, load=5, seconds=60.0)) == {200.0}
@@ -80,7 +90,7 @@ def test_a_burst_of_slow_first_tokens_costs_a_step_and_never_the_minimum():
     for i in range(1000):
         adaptive.observe(10.0 + i, i, 1000, 5000, 30)
     assert adaptive.value == LEAST
-    assert adaptive.at(100) > 100
+    assert [adaptive.at(running) for running in (0, 16, 24, 100)] == [LEAST, 19.0, 28.0, 30.0]
 
 
 def test_what_was_sent_under_the_limit_before_says_nothing_of_this_one():
