@@ -111,3 +111,35 @@ async def test_a_replica_that_talks_without_end_is_not_heard_out(
     proxy = await proxy_factory(upstream, ready=False)
     assert (await ask(proxy, "/ready")).status == 503
     assert "more than" in caplog.text
+
+
+STEERING = [
+    (
+        CHAT,
+        [
+            ("X-Forwarded-Host", "{decoy}"),
+            ("Forwarded", "host={decoy}"),
+            ("X-Original-Url", "http://{decoy}/"),
+        ],
+    ),
+    ("http://{decoy}" + CHAT, []),
+    (CHAT + "?url=http://{decoy}/", [("X-Replica", "{decoy}"), ("X-Warmroute-Replica", "{decoy}")]),
+    ("/v1/@{decoy}/x", []),
+    ("/v1/files#@{decoy}/", []),
+    ("//{decoy}" + CHAT, []),
+]
+
+
+@pytest.mark.parametrize(("target", "fields"), STEERING)
+async def test_no_request_chooses_an_address(upstreams, proxy_factory, target, fields):
+    """Replicas' addresses come from the configuration and the operator, whatever a client names."""
+    upstream, decoy = await upstreams(2)
+    proxy = await proxy_factory(upstream)
+    address = f"127.0.0.1:{decoy.port}"
+    named = [(name, value.format(decoy=address)) for name, value in fields]
+    body = dialect.chat(url=f"http://{address}/", base_url=f"http://{address}/v1")
+    async with await Client.connect(proxy.port) as client:
+        await client.send(request("POST", target.format(decoy=address), body, named, host=address))
+        assert (await client.response("POST")).status in {200, 400, 404}
+    assert not decoy.connections
+    assert all(each.one("host") == f"127.0.0.1:{upstream.port}".encode() for each in upstream.requests)
