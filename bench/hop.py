@@ -168,7 +168,7 @@ def measure(tools: Path, command: str | None, cells: list[str], seconds: float) 
 def own(python: str, tokenizer: Path) -> dict[str, str]:
     """This proxy's commands."""
     urls = ",".join(f"http://127.0.0.1:{port}" for port in REPLICAS)
-    serve = f"exec {python} -m proxy serve --port {PORT} --replicas {urls}"
+    serve = f"exec {python} -m proxy serve --port {PORT} --replicas {urls} --shutdown-delay 0"
     return {"warmroute": serve, "warmroute-exact": f"{serve} --tokenizer {tokenizer}"}
 
 

@@ -103,7 +103,7 @@ async def proxy(
     """
     port = free_port(port)
     command = [sys.executable, "-m", "proxy", "serve", "--host", HOST, "--port", str(port)]
-    command += ["--policy", policy]
+    command += ["--policy", policy, "--shutdown-delay", "0"]
     named = [{"name": f"r{number}", "url": url, **of_each} for number, url in enumerate(replicas, 1)]
     command += ["--replicas", json.dumps(named), "--tokenizer", "auto", *arguments]
     async with _running(command, log) as process:

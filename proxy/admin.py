@@ -197,6 +197,7 @@ class Admin:
                 data=body or None,
                 headers=headers,
                 allow_redirects=False,
+                server_hostname=replica.server_name,
                 timeout=aiohttp.ClientTimeout(total=ENGINE_SECONDS),
             ) as reply:
                 content = await reply.read()

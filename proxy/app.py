@@ -3,23 +3,22 @@
 import asyncio
 import secrets
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from random import Random
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from policies import registry
-from proxy import probes, redis_url
+from proxy import discovery, probes, redis_url
 from proxy.admin import Admin
 from proxy.attempt import Hop
 from proxy.certificates import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, Contexts
 from proxy.config import Settings
-from proxy.discovery.dns import DnsSource
-from proxy.discovery.source import Source, follow
+from proxy.discovery.source import follow
 from proxy.dispatch import Dispatcher
 from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
@@ -147,7 +146,7 @@ class Proxy:
             Reader(self.metrics, self._executor, budget_seconds=settings.tokenizer_budget_ms / 1000),
             self.gate,
         )
-        self._source = self._discovery()
+        self._source = discovery.source(settings, self._names)
         self._roster = Roster(
             self.fleet,
             self._upstreams,
@@ -184,7 +183,6 @@ class Proxy:
             request_seconds=settings.timeouts.request,
         )
         self._listener: asyncio.Server | None = None
-        self._hurry = asyncio.Event()
 
     @property
     def port(self) -> int:
@@ -255,7 +253,7 @@ class Proxy:
         Requests that are here then have `grace` seconds; those that are still not answered are told so, and
         answers that are not whole are cut.
         """
-        self._server.draining = self._clients.closing = True
+        self._server.draining = True
         async with AsyncExitStack() as last:  # what fails here must not keep the rest from being closed
             last.callback(self._executor.shutdown, wait=False, cancel_futures=True)
             last.push_async_callback(self._http.close)
@@ -270,33 +268,11 @@ class Proxy:
             last.push_async_callback(self._clients.end)
             last.callback(setattr, self._exchanges, "ending", True)
             if self._listener is not None:
-                if delay:
-                    await self._while_unhurried(asyncio.sleep(delay), delay)
-                self._listener.close()
-                self._clients.close_idle()
-                await self._while_unhurried(self._clients.idle(), grace)
+                await self._clients.drain(self._listener, delay=delay, grace=grace)
 
     def hurry(self) -> None:
         """Wait for nothing any more: `close` ends what is left at once."""
-        self._hurry.set()
-
-    async def _while_unhurried(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
-        """Wait for something, but not for longer, and not once there is hurry."""
-        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._hurry.wait())}
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _discovery(self) -> Source | None:
-        settings = self._settings
-        if settings.discovery == "dns":
-            return DnsSource(settings.replicas, settings.dns, self._names)
-        if settings.discovery == "kubernetes":
-            from proxy.discovery.kubernetes import KubernetesSource  # noqa: PLC0415 - an optional extra
-
-            return KubernetesSource(settings.kubernetes)
-        return None
+        self._clients.hurry.set()
 
     def _connections(self, spec: ReplicaSpec, moved: Callable[[], None]) -> Pool:
         settings = self._settings

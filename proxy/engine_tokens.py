@@ -107,6 +107,7 @@ class EngineTokens:
         try:
             async with self._http.post(
                 f"{replica.url}/tokenize",
+                server_hostname=replica.server_name,
                 data=question,
                 headers={"Content-Type": "application/json"},
                 allow_redirects=False,

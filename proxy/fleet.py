@@ -110,6 +110,7 @@ class Replica:
         "limit",
         "rate",
         "reports_cached",
+        "server_name",
         "unseen",
         "up",
         "url",
@@ -118,6 +119,8 @@ class Replica:
 
     def __init__(self, name: str, url: str, description: Description, limit: Limit) -> None:
         self.url = url
+        self.server_name: str | None = None
+        """Whom its certificate names, where that is not the URL's host."""
         self.description = description
         self.up = False
         self.held: set[str] = set()

@@ -5,7 +5,7 @@ Must never end an answer that is not whole as if it were.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from time import monotonic
 from typing import Any
 
@@ -46,6 +46,8 @@ class Listener:
         self._keepalive_seconds = keepalive_seconds
         self._request_seconds = request_seconds
         self.closing = False
+        self.hurry = asyncio.Event()
+        """Set once nothing is to be waited for any more."""
         self._handler = handler
         self._open: dict[asyncio.Task[Any], ClientConnection] = {}
         """What is being answered on general connections."""
@@ -80,7 +82,24 @@ class Listener:
             if connection.quiet_since < now - seconds:
                 connection.close()
 
-    def close_idle(self) -> None:
+    async def drain(self, listening: asyncio.Server, *, delay: float, grace: float) -> None:
+        """Accept for `delay` seconds more, then give what is here `grace`; until `hurry` at the most."""
+        self.closing = True
+        if delay:
+            await self._unless_hurried(asyncio.sleep(delay), delay)
+        listening.close()
+        self._close_idle()
+        await self._unless_hurried(self._idle(), grace)
+
+    async def _unless_hurried(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        """Wait for something, but not for longer, and not once there is hurry."""
+        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self.hurry.wait())}
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _close_idle(self) -> None:
         """Close the connections on which nothing has begun; the others once their request is answered."""
         for connection in [each for each in self.plain if not each.busy and not each.receiving]:
             connection.close()
@@ -89,7 +108,7 @@ class Listener:
             if general not in busy:
                 general.force_close()
 
-    async def idle(self) -> None:
+    async def _idle(self) -> None:
         """Wait until nothing is being answered, nor received."""
         while True:
             if tasks := self._tasks():

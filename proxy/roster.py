@@ -102,6 +102,7 @@ class Roster:
             if name == spec.name or member.found.spec.url == spec.url:
                 raise Conflict(f"{name} at {member.found.spec.url} is in the fleet: remove it first")
         replica = self._fleet.add(spec.name, spec.url)
+        replica.server_name = spec.server_name
         self._members[spec.name] = Member(found, source)
         self._upstreams[replica] = self._connect(spec, lambda: self._moved(replica))
         self._priority.learn(spec.name, spec.priority)

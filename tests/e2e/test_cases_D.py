@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from proxy.app import Proxy
 from tests.support import dialect
 from tests.support.admin import TOKEN, admin, are_up, replicas
+from tests.support.certificates import Authority
 from tests.support.client import Client, exchange
 from tests.support.eventually import eventually
 from tests.support.fixtures import ask, serving
@@ -281,3 +283,29 @@ async def test_a_start_without_dns_waits_for_nobody_and_says_why():
         ready = await ask(proxy, "/ready")
         assert ready.status == 503
         assert "vllm.test cannot be looked up" in ready.json()["discovery"]["why"]
+
+
+async def test_D04_behind_a_name_with_https_the_certificate_is_the_names(tmp_path):
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.sign("DNS:vllm.test"))
+    async with Upstream(address="127.0.0.2", tls=context) as a:
+        zone = Zone({"vllm.test": [a.address]})
+        settings = {
+            "replicas": [f"https://vllm.test:{a.port}"],
+            "discovery": "dns",
+            "tls": {"upstream_ca": authority.ca},
+            "getaddrinfo": zone.getaddrinfo,
+        }
+        async with serving(ready=False, admin_token=TOKEN, **settings) as proxy:
+            name = f"{a.address}:{a.port}"
+            await are_up(proxy, name)
+            assert (await exchange(proxy.port, "POST", CHAT, chat())).status == 200
+            assert (await admin(proxy, "POST", f"/{name}/reset_prefix_cache")).status == 200
+            assert len(a.requests) == 2
+            await admin(proxy, "DELETE", f"/{name}")
+            await admin(
+                proxy, "POST", "", {"url": a.url, "name": "unnamed"}
+            )  # the certificate is not its own
+            await proxy._probes.look("unnamed")
+            assert not proxy.fleet.replicas["unnamed"].up
