@@ -57,10 +57,12 @@ class Process:
 
 
 @asynccontextmanager
-async def proxy_process(replicas: Sequence[str], *arguments: str) -> AsyncIterator[Process]:
+async def proxy_process(
+    replicas: Sequence[str], *arguments: str, redis_url: str = "none"
+) -> AsyncIterator[Process]:
     """A proxy in front of these URLs, which may not listen yet; killed at the end if it still runs."""
     command = [sys.executable, "-m", "proxy", "serve", "--port", "0", "--replicas", ",".join(replicas)]
-    command += ["--tokenizer", "bytes", "--redis-url", "none", "--probes.interval", "0.2", *arguments]
+    command += ["--tokenizer", "bytes", "--redis-url", redis_url, "--probes.interval", "0.2", *arguments]
     process = Process(await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE))
     try:
         yield process
