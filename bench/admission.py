@@ -40,7 +40,7 @@ BATCHES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 }
 """Tokens of a batch request's prompt and of its answer; the first keeps engines decoding, the second
 prefilling."""
-LIMITS: tuple[int | str, ...] = (4, 8, 16, 32, 64, 128, 256, "none", "adaptive")
+LIMITS: tuple[int | str, ...] = (16, 32, 64, 128, 256, "none", "adaptive")
 PATIENT = Priority(queue={"standard": 10**6, "batch": 10**6}, wait={"standard": 1e6, "batch": 1e6})
 """Nobody is turned away, so that all there is to see is in the times."""
 ONE_CLASS = Priority(classes=("standard",), queue={"standard": 10**6}, wait={"standard": 1e6})
@@ -60,7 +60,8 @@ def cold(
     rate: float, prompt: Length, output: Length, seed: int, *, priority: str = "batch", callers: int = 3
 ) -> list[Arrival]:
     """Prompts of which no two begin alike."""
-    rng, due, arrivals = Random(f"{seed}/{priority}"), 0.0, []
+    rng, due = Random(f"{seed}/{priority}"), 0.0
+    arrivals: list[Arrival] = []
     while True:
         due += rng.expovariate(rate)
         if due > SECONDS:
@@ -216,14 +217,12 @@ def sweep(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Each limit at two loads; TTFT counts from when a request was due, wherever it waited."""
     entries = []
     for name, (prompt, output) in BATCHES.items():
+        most = {s: fleet.capacity(cold(50.0 * fleet.replicas, prompt, output, s), s) for s in seeds}
         for load in (0.9, FLOOD):
             found: dict[str, dict[str, float]] = {}
+            works = {seed: cold(load * most[seed], prompt, output, seed) for seed in seeds}
             for limit in LIMITS:
-                runs = []
-                for seed in seeds:
-                    most = fleet.capacity(cold(50.0 * fleet.replicas, prompt, output, seed), seed)
-                    work = cold(load * most, prompt, output, seed)
-                    runs.append(fleet.run(work, seed, concurrency=limit, priority=PATIENT)["batch"])
+                runs = [fleet.run(work, seed, concurrency=limit)["batch"] for seed, work in works.items()]
                 found[str(limit)] = {
                     "throughput": fmean(run["throughput"] for run in runs),
                     "ttft_p95": fmean(run["ttft"]["p95"] for run in runs),
