@@ -59,9 +59,12 @@ async def test_a_replica_is_killed_and_comes_back(replicas):
     victim = replicas[0]
     async with proxy_for(*(each.url for each in replicas)) as proxy:
         async with Crowd(lambda: [proxy.port], CLIENTS) as crowd:
-            for _ in range(2):
+            for prefill in (0.0, 9.0):  # within milliseconds of being asked, and after a while
                 await crowd.answers(ENOUGH)
+                victim.slow(prefill)
+                await crowd.answers(2 * ENOUGH)
                 await victim.kill()
+                victim.slow(0.0)
                 assert await ready(proxy) == 200
                 await crowd.answers(ENOUGH)
                 await victim.start()
