@@ -225,6 +225,37 @@ async def test_D04_a_replica_by_name_follows_its_address(tells_start):
             assert await predicted(proxy) > 0  # of what it has seen itself
 
 
+async def test_D04_a_connection_that_was_busy_when_the_name_moved_is_not_used_again():
+    async with pods(2, 3) as there:
+        a, b = there["127.0.0.2"], there["127.0.0.3"]
+        release = asyncio.Event()
+
+        async def slowly(exchange: Exchange) -> None:
+            await release.wait()
+            await Upstream.reply(exchange)
+
+        a.behaviour = slowly
+        zone = Zone({"backend.test": [a.address]})
+        settings = {
+            "replicas": [f"http://backend.test:{a.port}"],
+            "dns": {"interval": 0.1},
+            "timeouts": {"keepalive": 3600},
+            "getaddrinfo": zone.getaddrinfo,
+        }
+        async with serving(ready=False, admin_token=TOKEN, **settings) as proxy:
+            await eventually(lambda: all(each.up for each in proxy.fleet.replicas.values()))
+            async with await Client.connect(proxy.port) as client:
+                await client.send(request("POST", CHAT, chat()))
+                await a.arrived()
+                zone.names["backend.test"] = [b.address]
+                [upstream] = proxy._upstreams.values()
+                await eventually(lambda: upstream.addresses == (b.address,))
+                release.set()
+                assert (await client.response("POST")).status == 200
+            assert (await exchange(proxy.port, "POST", CHAT, chat())).status == 200
+            assert (len(a.requests), len(b.requests)) == (1, 1)
+
+
 async def test_D04_a_refused_connection_looks_the_name_up_before_it_fails():
     async with pods(2, 3) as there:
         a, b = there["127.0.0.2"], there["127.0.0.3"]

@@ -66,6 +66,10 @@ async def test_SIGTERM_tells_first_then_closes_then_drains_then_exits(upstream: 
         idle = await clients.enter_async_context(await Client.connect(process.port))
         general = await clients.enter_async_context(await Client.connect(process.port))
         await general.exchange("GET", "/health")
+        soon = upstream.behaviour = Held()
+        busy = await clients.enter_async_context(await Client.connect(process.port))
+        await busy.send(GENERAL)
+        await busy.until(method="POST")
         process.signal(SIGTERM)
 
         async def told() -> bool:
@@ -89,6 +93,9 @@ async def test_SIGTERM_tells_first_then_closes_then_drains_then_exits(upstream: 
         await refuses(process)
         await idle.until_gone()
         await general.until_gone()
+        soon.release.set()
+        assert (await busy.response("POST")).complete
+        await busy.until_gone()  # it began as one that could be used again
         held.release.set()
         response = await stream.response("POST")
         assert response.complete

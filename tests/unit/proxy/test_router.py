@@ -139,3 +139,25 @@ def test_decisions_are_named():
     assert router.route(RouteRequest("m")).decision == "fallback"
     lease.replica.view.queued_tokens = 10**7
     assert router.route(request(10)).decision == "spill"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("again", [True, False])
+def test_D03_what_a_removed_replica_still_answers_is_nobodys(engine, again):
+    router = make(engine, ("a",))
+    fleet, index = router.fleet, router.index
+    old = fleet.replicas["a"]
+    streaming, whole = router.route(request(8)), router.route(request(8, first=50))
+    fleet.remove("a")
+    index.forget("a")
+    if again:
+        fleet.add("a", "http://a", Description(engine=engine, models={"m": None}))
+        fleet.mark("a", up=True)
+    streaming.first_token(1.0)
+    for lease in (streaming, whole):
+        lease.close(answered=True, reported=0, held=array("Q", range(1, 11)))
+    assert index.blocks("a") == 0
+    assert old.load.in_flight == 0
+    if again:
+        assert fleet.replicas["a"].load.in_flight == 0
+        assert router.route(request(8)).matched == 0
