@@ -124,6 +124,23 @@ def test_a_class_that_was_away_saves_nothing_up():
     assert sum(name[0] == "s" for name in scene.order) == 5
 
 
+def test_a_class_that_its_ceiling_held_back_saves_nothing_up():
+    scene = Scene(limit=4, ceilings={"batch": 0.5}, weights={"interactive": 1, "batch": 1}, ageing=1e9)
+    scene.ask("i", INTERACTIVE)
+    for number in range(3):
+        scene.ask(f"more{number}", INTERACTIVE)
+    for number in range(20):
+        scene.ask(f"b{number}", BATCH, tokens=1000)
+        scene.ask(f"i{number}", INTERACTIVE, tokens=1000)
+    for _ in range(12):  # three are always left, which is above the ceiling of the lower class
+        scene.end(next(iter(scene.running)))
+    assert not any(name[0] == "b" for name in scene.order)
+    scene.admission.classes[BATCH].allowed = ALL
+    for _ in range(8):
+        scene.end(next(iter(scene.running)))
+    assert sum(name[0] == "b" for name in scene.order) == 4
+
+
 def test_lower_classes_leave_headroom_while_a_higher_one_is_about():
     scene = Scene(limit=10, ceilings={"standard": 0.8, "batch": 0.5})
     scene.ask("i", INTERACTIVE)

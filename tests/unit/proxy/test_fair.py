@@ -84,6 +84,14 @@ def test_a_refund_is_at_most_what_was_paid():
     assert Counter(serve(alone).caller for _ in range(2)) == {"a": 1, "b": 1}
 
 
+def test_who_was_alone_owes_nothing_to_who_comes_then():
+    fair = queue(ticket("first", 10**6), *(ticket("first", QUANTUM) for _ in range(4)))
+    serve(fair)
+    for _ in range(4):
+        fair.add(ticket("second", QUANTUM))
+    assert Counter(serve(fair).caller for _ in range(4)) == {"first": 2, "second": 2}
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(
