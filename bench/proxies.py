@@ -148,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="python -m bench proxies", description=__doc__)
     options.add_argument("--proxies", type=int, default=8)
     options.add_argument("--replicas", type=int, default=4)
-    options.add_argument("--kv-events", choices=("on", "off", "both"), default="both", help="of the replicas")
+    options.add_argument("--kv-events", choices=("on", "off", "both"), default="on", help="of the replicas")
     options.add_argument("--rate", type=float, default=SHAPE.rate, help="requests a second")
     options.add_argument("--requests", type=int, default=SHAPE.requests, help="in each window")
     options.add_argument("--groups", type=int, default=SHAPE.groups, help="system prompts of 3,000 tokens")
