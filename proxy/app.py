@@ -18,7 +18,7 @@ from proxy.admin import Admin
 from proxy.attempt import Hop
 from proxy.certificates import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, Contexts
 from proxy.config import Settings
-from proxy.discovery.source import follow
+from proxy.discovery.source import SourceMetrics, follow
 from proxy.dispatch import Dispatcher
 from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
@@ -147,6 +147,8 @@ class Proxy:
             self.gate,
         )
         self._source = discovery.source(settings, self._names)
+        if self._source is not None:
+            self.metrics.register(SourceMetrics(self._source))
         self._roster = Roster(
             self.fleet,
             self._upstreams,

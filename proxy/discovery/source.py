@@ -5,8 +5,11 @@ cannot look, what it told last stands: an outage of DNS or of an API server take
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from proxy.found import Found
 from proxy.logs import logger
@@ -40,3 +43,18 @@ async def follow(source: Source, tell: Tell) -> None:
             logger.exception("discovery by %s failed", source.kind)
             source.why = "it failed; the log says why"
             await asyncio.sleep(AGAIN_SECONDS)
+
+
+class SourceMetrics(Collector):
+    """Read when they are scraped; absent where nothing is discovered."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family."""
+        up = GaugeMetricFamily(
+            "warmroute_discovery_up", "1 while replicas can be looked for.", labels=["source"]
+        )
+        up.add_metric([self._source.kind], int(self._source.why is None))
+        yield up

@@ -15,7 +15,7 @@ from tests.support.admin import TOKEN, admin, are_up, replicas
 from tests.support.certificates import Authority
 from tests.support.client import Client, exchange
 from tests.support.eventually import eventually
-from tests.support.fixtures import ask, serving
+from tests.support.fixtures import ask, metric, serving
 from tests.support.http import request
 from tests.support.kubernetes import ApiServer, pod
 from tests.support.names import Zone
@@ -304,6 +304,7 @@ async def test_D04_a_headless_name_is_as_many_replicas_as_it_has_addresses():
             ready = await ask(proxy, "/ready")
             assert ready.status == 200
             assert "vllm.test" in ready.json()["discovery"]["why"]
+            assert await metric(proxy, "warmroute_discovery_up") == {(("source", "dns"),): 0.0}
             await are_up(proxy, name[b.address], name[c.address])
 
 
