@@ -50,7 +50,7 @@ from proxy.upstream import Pool
 from proxy.watch import Home
 from proxy.watched import LOOK_SECONDS
 
-INDEX_SECONDS = 0.1
+INDEX_SECONDS = 0.05
 """Between two looks at what predictions have run out and what other proxies have in flight."""
 SWEEP_SECONDS = 0.01
 START_SECONDS = 15.0

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from proxy.fleet import Description, FeedSpec
-from proxy.spec import ReplicaSpec
+from proxy.spec import OFF, ReplicaSpec
 
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama_cpp"}
 """`owned_by` in /v1/models to the engine's name here."""
@@ -128,6 +128,8 @@ def feed(spec: ReplicaSpec, told: FeedSpec | None) -> FeedSpec | None:
     A wildcard in the settings means that the engine dials in (vLLM connects where its own endpoint has none);
     in what an engine tells it means the engine's own addresses.
     """
+    if spec.kv_events == OFF:
+        return None
     host = urlsplit(spec.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     replay = spec.kv_replay or (told.replay if told is not None else None)

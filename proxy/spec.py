@@ -9,10 +9,20 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PositiveInt,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 _FEED = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[^\s:/@?#\[\]]+):(\d{1,5})", re.ASCII)
 _ADDRESS = re.compile(r"\s*https?://(?:[^@/]*@)?([\w.:\[\]-]+)(?:[/?#\s]|$)", re.ASCII)
+OFF = "off"
+"""In place of where a replica publishes: its events are not followed."""
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -45,7 +55,10 @@ class ReplicaSpec(Frozen):
     server_name: Text | None = None
     """The name that its certificate is for, where that is not the URL's host."""
     kv_events: Text | None = None
-    """`tcp://host:port` where its engine publishes KV events; of the first rank if it has several."""
+    """`tcp://host:port` where its engine publishes KV events; of the first rank if it has several.
+
+    `tcp://*:port` where the engine dials in to this proxy; `off`: they are not followed.
+    """
     kv_replay: Text | None = None
     """`tcp://host:port` where its engine replays them."""
 
@@ -79,13 +92,16 @@ class ReplicaSpec(Frozen):
 
     @field_validator("kv_events", "kv_replay")
     @classmethod
-    def _can_be_connected_to(cls, value: str | None) -> str | None:
+    def _can_be_connected_to(cls, value: str | None, field: ValidationInfo) -> str | None:
         if value is None:
             return None
         found = _FEED.fullmatch(value.strip())
+        is_feed = field.field_name == "kv_events"
+        if is_feed and value.strip() == OFF:
+            return OFF
         if found is None or not 0 < int(found[2]) < 65536:
-            raise ValueError("should be tcp://host:port")
-        if found[1] in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - refused, not bound
+            raise ValueError("should be tcp://host:port" + (" or off" if is_feed else ""))
+        if found[1] in ("*", "0.0.0.0", "[::]") and not is_feed:  # noqa: S104 - refused, not bound
             raise ValueError("is what the engine binds; name the replica's own host instead")
         return value.strip()
 

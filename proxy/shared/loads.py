@@ -19,8 +19,8 @@ from proxy.shared.base import Counts
 from proxy.shared.lease import KEEP, ms
 from proxy.shared.log import Log
 
-ROUND = 0.25
-"""Seconds between rounds."""
+ROUND = 0.05
+"""Seconds between rounds: a load as old as a prefill sends requests past replicas that are free again."""
 LIVE = 2.0
 """Seconds after its last round that a proxy's load still counts."""
 _ROW = struct.Struct("<HIQI")

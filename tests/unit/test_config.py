@@ -363,7 +363,7 @@ def test_a_wrong_redis_url_is_told_without_its_password(url):
         ({"replicas": '{"url": "http://a", "name": "a/b"}'}, ("name is 'a/b'",)),
         ({"replicas": '{"url": "http://a", "kv_events": "a:5557"}'}, ("kv_events is 'a:5557'", "tcp://host")),
         ({"replicas": '{"url": "http://a", "kv_replay": "tcp://a:0"}'}, ("kv_replay is", "tcp://host:port")),
-        ({"replicas": '{"url": "http://a", "kv_events": "tcp://*:5557"}'}, ("binds", "replica's own host")),
+        ({"replicas": '{"url": "http://a", "kv_replay": "tcp://*:5557"}'}, ("binds", "replica's own host")),
         (
             {"replicas": '{"url": "http://a", "name": "x"}, {"url": "http://b", "name": "x"}'},
             ("name x twice",),

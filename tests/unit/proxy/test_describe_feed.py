@@ -108,6 +108,7 @@ def test_settings_prevail_and_a_wildcard_in_them_is_listened_on():
     both = describe.feed(configured, vllm())
     assert both is not None
     assert (both.endpoint, both.replay, both.topic) == ("tcp://other:1", "tcp://other:2", VLLM["topic"])
+    assert describe.feed(spec(kv_events="off"), vllm()) is None
     dialled = describe.feed(spec().model_copy(update={"kv_events": "tcp://*:7000"}), vllm())
     assert dialled is not None
     assert (dialled.endpoint, dialled.bind) == ("tcp://*:7000", True)
