@@ -248,6 +248,32 @@ async def test_Q04_a_crowd_that_leaves_leaves_nothing(upstream):
         assert gate.seen == ["R1", "last"]
 
 
+async def test_Q05_who_leaves_in_the_very_step_in_which_it_is_let_in_gives_its_place_back(upstream):
+    gate = Gate()
+    async with AsyncExitStack() as stack, one_at_a_time(upstream, gate) as proxy:
+        before = asyncio.all_tasks()
+        await ask(stack, proxy, "R1")
+        await upstream.arrived()
+        others = asyncio.all_tasks()
+        await ask(stack, proxy, "R2")
+        await queued(proxy, 1)
+        [second] = [t for t in asyncio.all_tasks() - others - before if "_answer" in repr(t.get_coro())]
+        pump, let_in = proxy.fleet.freed, []
+
+        def freed() -> None:
+            pump()
+            if not admission(proxy).waiting and not let_in:
+                let_in.append([each.view.in_flight for each in proxy.fleet.replicas.values()])
+                second.cancel()
+
+        proxy.fleet.freed = freed
+        gate.open()
+        await eventually(second.done)
+        assert let_in == [[1]]
+        await idle(proxy)
+        assert gate.seen == ["R1"]
+
+
 async def test_Q05_cancelled_twice_in_every_state_a_slot_is_given_back_once(upstream):
     gate = Gate()
     async with AsyncExitStack() as stack, one_at_a_time(upstream, gate, limits={"concurrency": 2}) as proxy:
