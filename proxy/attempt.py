@@ -300,9 +300,10 @@ class Attempt:
         hop, work = self._hop, self._work
         if not relay.fresh and relay.age() < STALE_SECONDS:
             again, work.resent = not work.resent, True
-            if hop.may_retry(work, self._tried):
+            if hop.may_retry(work, self._tried, free=again):  # once: nobody failed, so it costs nothing
                 return True
-            if again:  # nobody else, or no budget, is left: the request never reached it
+            alone = all(view.name in self._tried for view in hop.fleet.candidates(work.route.model))
+            if alone and again:  # a fleet of one: the request never reached it
                 self._tried.discard(self._replica.name)
                 return True
         else:
