@@ -16,7 +16,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 async def test_T10_the_proxy_answers_while_long_prompts_come_in(upstream, proxy_factory):
-    proxy = await proxy_factory(upstream, tokenizer_budget_ms=1)
+    # Without limits, under which long prompts that a replica has no time for yet wait in the proxy.
+    proxy = await proxy_factory(upstream, tokenizer_budget_ms=1, limits={"concurrency": "none"})
     release = asyncio.Event()
 
     async def behave(exchange: Exchange) -> None:
