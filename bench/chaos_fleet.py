@@ -93,9 +93,14 @@ class Fleet:
         async with self.session.delete(f"{self.url}/admin/replicas/{replica.name}/drain") as response:
             response.raise_for_status()
 
-    async def generated_twice(self, records: Sequence[Record]) -> int:
-        """Answers that replicas never killed have completed beyond those that were relayed."""
+    async def generated_twice(self, records: Sequence[Record]) -> int | None:
+        """Answers that replicas never killed have completed beyond those that were relayed; None without one.
+
+        One that was killed has taken its counts along.
+        """
         await fleet.wait_until_idle(self.session, [replica.url for replica in self.replicas])
+        if all(replica.killed for replica in self.replicas):
+            return None
         relayed = Counter(record.replica for record in records if record.status == 200)
         more = 0
         for replica in self.replicas:
