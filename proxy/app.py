@@ -36,6 +36,7 @@ from proxy.metrics import Metrics
 from proxy.names import GetAddrInfo, Names
 from proxy.pools import Pools
 from proxy.probes import Probes
+from proxy.queue_metrics import QueueMetrics
 from proxy.reader import Reader
 from proxy.roster import Roster
 from proxy.router import Router
@@ -134,6 +135,7 @@ class Proxy:
         )
         self._drift = hop.drift
         self.metrics.register(TruthMetrics(self._ingest, self._sharing, hop.drift))
+        self.metrics.register(QueueMetrics(hop.admission))
         self._dispatcher = Dispatcher(hop)
         exchanges = Exchanges(
             settings,

@@ -107,11 +107,16 @@ class Sharing:
             heard.forget(replica)
 
     def look(self) -> None:
-        """Take in what other proxies have in flight."""
+        """Take in what other proxies have in flight; what they no longer have is room."""
+        changed = False
         for name, replica in self._fleet.replicas.items():
             shared = self._shared(name)
             if shared is not None:
+                before = replica.elsewhere
                 replica.share(shared.others(name))
+                changed |= replica.elsewhere != before
+        if changed:
+            self._fleet.freed()
 
     async def close(self) -> None:
         """Leave every pool, then Redis."""

@@ -1,6 +1,7 @@
 """Admission: order of classes, ceilings, ageing, time limits, and that nothing is kept of who has gone."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from proxy.admission import SEEN_SECONDS, Admission
 from proxy.concurrency import ALL
@@ -8,6 +9,7 @@ from proxy.errors import Shed
 from proxy.fair import QUANTUM
 from proxy.fleet import Description, Fleet
 from proxy.priority import Priority
+from proxy.queue_metrics import QueueMetrics
 
 INTERACTIVE, STANDARD, BATCH = range(3)
 
@@ -297,3 +299,15 @@ def test_someone_elses_load_counts():
     replica.share(NOTHING)
     scene.admission.expire()  # nobody tells of it: it is found a moment later
     assert scene.order == ["x", "y"]
+
+
+def test_the_metrics_say_who_waits_and_who_was_turned_away():
+    scene, registry = Scene(queue={"batch": 0}), CollectorRegistry()
+    registry.register(QueueMetrics(scene.admission))
+    scene.ask("a", INTERACTIVE)
+    scene.ask("b", INTERACTIVE)
+    with pytest.raises(Shed):
+        scene.ask("c", BATCH)
+    assert registry.get_sample_value("warmroute_queue_length", {"priority": "interactive"}) == 1
+    assert registry.get_sample_value("warmroute_queue_length", {"priority": "batch"}) == 0
+    assert registry.get_sample_value("warmroute_shed_total", {"priority": "batch", "reason": "full"}) == 1
