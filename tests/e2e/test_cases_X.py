@@ -183,7 +183,14 @@ async def test_X02_a_redis_that_comes_back_empty_is_filled_again(tmp_path: Path,
 
             await eventually(written, "Redis holds what the replicas hold", within=PATIENCE)
             late = await join()
-            await shared(a, b, late)
+
+            def read() -> bool:
+                return all(
+                    late.index.confirmed_blocks(f"r{number}") == one.replica.model.cache.cached
+                    for number, one in enumerate(replicas)
+                )
+
+            await eventually(read, "the late proxy knows what the replicas hold", within=PATIENCE)
             for prompt, home in zip(before, homes, strict=True):
                 answer = await ask(late, prompt)
                 assert (predicted(answer), answer.one("x-warmroute-replica")) == (TOKENS - 1, home)
