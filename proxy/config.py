@@ -85,7 +85,8 @@ class Limits(Frozen):
     attempts: PositiveInt = 3
     """replicas that one request may be sent to before it fails"""
     retry_budget: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """retries per request over the last 10 s; a few are always allowed"""
+    """retries per request over the last 10 s; a few are always allowed, and what a replica that has died or
+    refuses connections had not begun to answer is saved beside it"""
     concurrency: PositiveInt | Literal["none", "adaptive"] = "adaptive"
     """sequences that a replica is given at once, the rest waits here: a number, none (no limit), or adaptive:
     starts at what the engine runs, then follows the times to first tokens"""

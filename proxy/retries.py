@@ -1,4 +1,4 @@
-"""How much retrying the fleet can bear. Pure; the clock is passed in."""
+"""How much retrying the fleet can bear, beside what is saved from dead replicas. Pure; told the time."""
 
 from collections import deque
 
