@@ -36,6 +36,7 @@ class Sharing:
         self._fleet = fleet
         self._index = index
         self._remote = Remote(index)
+        self._private = settings.redis_url == "embedded"
         self._origin = secrets.token_hex(8)
         self._alone = Alone()
         self._pools: dict[str, SharedPool] = {}
@@ -46,8 +47,9 @@ class Sharing:
         return self._shared(replica) or self._alone
 
     def audience(self, replica: str) -> SharedPool | None:
-        """Who is told of placements on a replica; None if nobody."""
-        return self._shared(replica)
+        """Who is told of placements on a replica; None if nobody, as where nobody shares a private Redis."""
+        shared = self._shared(replica)
+        return None if self._private and shared is not None and not shared.proxies else shared
 
     def pools(self) -> dict[str, SharedPool]:
         """Model to what is shared of it."""

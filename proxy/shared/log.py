@@ -95,6 +95,10 @@ class Log:
         await self.link.script(scripts.FORGET, keys, args)
 
 
+LINGER = 0.005
+"""Seconds between two entries while more waits: one costs as much as routing several requests."""
+
+
 class Outbox:
     """What this proxy has to tell the others, until it is told."""
 
@@ -144,6 +148,8 @@ class Outbox:
             while self._waiting or self._forgotten:
                 try:
                     await self._send()
+                    if self._waiting:  # more came meanwhile: under load one entry tells of many placements
+                        await asyncio.sleep(LINGER)
                 except Exception as error:  # noqa: BLE001 - whatever it was, the next may be sent
                     self._counts.failures += 1
                     if not isinstance(error, RedisError):

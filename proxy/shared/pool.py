@@ -93,6 +93,11 @@ class SharedPool:
         """Whether all that is shared has been read since the start, or since entries were missed."""
         return self._follower.synced
 
+    @property
+    def proxies(self) -> int:
+        """Other proxies that live, a few hundredths of a second ago."""
+        return self._loads.proxies
+
     async def agree(self) -> None:
         """See `Pool.agree`. RedisError if Redis cannot be asked."""
         names, ours = self._names, self._settings
