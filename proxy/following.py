@@ -61,6 +61,8 @@ class Following:
         self._heard = False
         """Whether the publisher has said a word, be it that it has nothing to say."""
         self._asking = self._checking = self._looking = False
+        self._replays_due = 0
+        """Replays among the steps that wait: what the one under way still brings counts no more."""
         self._feed = Feed(
             around.context,
             around.turns,
@@ -130,10 +132,13 @@ class Following:
 
     def replayed(self, sequence: int, payload: bytes) -> None:
         """A message of the replay that was asked for."""
-        self._do(self._sequencer.replayed(sequence, payload))
+        if not self._replays_due:
+            self._do(self._sequencer.replayed(sequence, payload))
 
     def replay_over(self, *, whole: bool) -> None:
         """The replay has ended, or has failed."""
+        if self._replays_due:
+            return
         self._asking = False
         self._heard |= whole
         self._do(self._sequencer.replay_ended() if whole else self._sequencer.replay_failed())
@@ -176,7 +181,9 @@ class Following:
     def _do(self, steps: list[Step]) -> None:
         """Take these steps after those that wait, each feed in its turn."""
         kinds = set(map(type, steps))
-        self._asking |= Replay in kinds
+        if Replay in kinds:
+            self._asking = True
+            self._replays_due += sum(isinstance(step, Replay) for step in steps)
         self._checking |= Check in kinds
         self._steps += steps
         if len(self._steps) > 1:
@@ -193,6 +200,7 @@ class Following:
             if isinstance(step, Apply):
                 self._apply(step.seq, step.payload)
             elif isinstance(step, Replay):
+                self._replays_due -= 1
                 self._feed.replay(step.start)
             elif isinstance(step, Check):
                 self._around.start(f"look at {self._replica}", self._check())
@@ -250,6 +258,7 @@ class Following:
         """Read all that the publisher still has, as if nothing were known."""
         self._heard = self._asking = self._checking = False
         self._steps.clear()
+        self._replays_due = 0
         self._sequencer = Sequencer()
         self._standing.whole()
         self._standing.set("stale")
