@@ -145,6 +145,8 @@ class Following:
 
     def joined(self) -> None:
         """The publisher is connected: perhaps another process, and what it said meanwhile is missing."""
+        if self._replays:
+            self._sequencer.parted()  # what it says before the look is not to be mixed with what waits
         self._around.start(f"joining the events of {self._replica}", self._join())
 
     def dropped(self) -> None:

@@ -107,8 +107,8 @@ class Sequencer:
         self._ahead = Waiting(self.most_messages, self.most_bytes)
         self._doubtful = Waiting(self.most_messages, self.most_bytes)
 
-    def resync(self) -> list[Step]:
-        """Whoever listens has connected, for the first time or again: ask what it missed.
+    def parted(self) -> None:
+        """Whoever listens has connected, for the first time or again; `resync` follows, perhaps later.
 
         What waits for its turn may be of another process than what comes now: only a replay can tell.
         """
@@ -116,6 +116,10 @@ class Sequencer:
         self._doubtful.forget()
         self._proven = self.last is None
         self._unknowable = False
+
+    def resync(self) -> list[Step]:
+        """Whoever listens has connected: ask what it missed."""
+        self.parted()
         return self._ask(probe=self._asked is not None and self._asked.probe)
 
     def live(self, seq: int, payload: bytes) -> list[Step]:
