@@ -272,9 +272,10 @@ class Following:
         """What the last ingester knew, in slices: there may be millions of blocks."""
         index, replica, standing = self._around.index, self._replica, self._standing
         self._begun = int(resume.epoch.partition("+")[2] or 0)
-        standing.epoch, standing.applied, standing.mode = resume.epoch, resume.seq, "stale"
+        standing.epoch, standing.applied = resume.epoch, resume.seq
         self._sequencer = Sequencer(last=resume.seq if resume.seq >= 0 else None)
         index.set_mode(replica, "stale")
+        standing.resumed()
         index.apply(replica, cleared=True, removed=(), stored=())
         handles = iter(resume.handles)
         while (some := list(islice(handles, RESUMED_AT_ONCE))) and not self.closed:

@@ -105,6 +105,11 @@ class Standing:
         self.commit(Delta(cleared=True))
         self._pool.announce(self._claim, self.epoch, "learned")
 
+    def resumed(self) -> None:
+        """What another has told of is gone on with; it is not whole before what is missing was read."""
+        self.mode = "stale"
+        self._pool.announce(self._claim, self.epoch, "stale")
+
     def set(self, mode: Mode) -> None:
         """Tell everybody, if that is a change."""
         if self._index.mode(self._replica) != mode:

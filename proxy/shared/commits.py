@@ -60,7 +60,7 @@ class Writer:
         self._pending: Pending | None = None
         self._whole_due = False
         self._mode: Mode = "events"
-        self._announced: Mode = "events"
+        self._announced: Mode | None = "events"
         self._written = False
         self._calls = 0
         self._most = WAITING
@@ -100,8 +100,9 @@ class Writer:
         self._start()
 
     def resumed(self, epoch: str) -> None:
-        """Redis holds this epoch, and what follows continues it."""
+        """Redis holds this epoch, and what follows continues it; in which mode is not known."""
         self.epoch = epoch
+        self._announced = None
         self._written = True
 
     def announce(self, epoch: str, mode: Mode) -> None:

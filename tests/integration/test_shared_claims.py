@@ -216,6 +216,20 @@ async def test_how_a_feed_is_followed_is_told_and_read_at_the_start(fleet: Fleet
     await eventually(lambda: c.listener.modes["r"] == "stale")
 
 
+async def test_how_well_a_feed_is_followed_is_told_anew_by_whoever_resumes(fleet: Fleet) -> None:
+    """A new claim does not know what the last one said: the first word is told, whatever it is."""
+    a, b = await fleet.join("a"), await fleet.join("b")
+    claim = await claimed(a)
+    a.ingest(claim, "e", 5, delta(stored=range(10)))
+    a.pool.announce(claim, "e", "stale")
+    await eventually(lambda: b.listener.modes.get("r") == "stale")
+    await a.pool.release(claim)
+    second = await claimed(b)
+    assert await b.pool.resume(second) is not None
+    b.pool.announce(second, "e", "events")
+    await eventually(lambda: a.listener.modes.get("r") == "events")
+
+
 async def test_what_changed_before_a_feed_counted_is_read_when_it_does(fleet: Fleet) -> None:
     """As every ingester begins: nothing is known, a few batches, and only then can it be relied upon."""
     a, b = await fleet.join("a"), await fleet.join("b")
