@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from proxy.logs import logger
 from proxy.shared.base import Counts
 from proxy.shared.hearing import Hearing
-from proxy.shared.layout import unpack
+from proxy.shared.layout import Changed, Followed, unpack
 from proxy.shared.log import Log
 from proxy.shared.snapshot import Held, Reader, Tail
 
@@ -53,6 +53,9 @@ class Follower:
         self._reader = Reader(log.link, log.names)
         self._origin = log.origin.encode()
         self._reading: set[str] = set()
+        self._reread_at = 0
+        """The log's number when a replica was last read whole, perhaps ahead of where the log was read.
+        Until there our own words count too, or what others said before them would stand."""
         self._at: Tail | None = None
         self._seen = self._compared = time.monotonic()
         self._turn = 0.0
@@ -115,6 +118,7 @@ class Follower:
         fleet = await self._reader.fleet()
         self._hearing.epochs.clear()
         self._hearing.again.clear()
+        self._reread_at = 0
         await self._read(fleet)
         if not self._has_recalled:
             await self._recall(tail, {held.replica for held in fleet})
@@ -133,6 +137,7 @@ class Follower:
         hearing = self._hearing
         self._reading, hearing.again = hearing.again, set()
         try:
+            self._reread_at = (await self._reader.tail()).number
             fleet = [held for held in await self._reader.fleet() if held.replica in self._reading]
             await self._read(fleet)
         except BaseException:
@@ -187,7 +192,10 @@ class Follower:
             fields = dict(zip(flat[::2], flat[1::2], strict=False))
             try:
                 number, origin, body = int(fields[b"n"]), fields[b"o"], fields[b"b"]
-                records = list(unpack(body)) if replay or origin != self._origin else []
+                own = origin == self._origin
+                records = list(unpack(body)) if replay or not own or number <= self._reread_at else []
+                if own and not replay:
+                    records = [each for each in records if isinstance(each, Changed | Followed)]
             except (KeyError, ValueError) as error:
                 self._counts.broken += 1
                 logger.warning("an entry of the log in Redis cannot be read: %r", error)
@@ -199,7 +207,7 @@ class Follower:
                 if number != self._at.number + 1:
                     raise LostTrackError
                 self._at = Tail(place, number)
-                self._log.read(body, own=origin == self._origin)
+                self._log.read(body, own=own)
             for record in records:
                 if replay:
                     self._hearing.recalled(origin.decode(), record, followed)
