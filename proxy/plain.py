@@ -1,8 +1,8 @@
 """The client's side of the hop for plain requests: those whose end nobody could see in two places.
 
 Nearly every request for a completion is one: POST to a routed path, HTTP/1.1, fields of which none asks for
-anything of the hop, and a Content-Length. It is read here in one step, for a third of what the general way
-costs. The first bytes on a connection that are anything else, and all that follow them, are aiohttp's: what
+anything of the hop, and a Content-Length. It is read here in one step, without the objects of the general
+way. The first bytes on a connection that are anything else, and all that follow them, are aiohttp's: what
 is odd, ambiguous or broken is judged there and nowhere else. Must never interpret: `plain_head` says no.
 """
 
