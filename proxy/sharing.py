@@ -9,6 +9,7 @@ from __future__ import annotations  # array[int] is no class before Python 3.12
 
 import secrets
 from array import array
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from proxy.config import Settings
@@ -21,6 +22,9 @@ from proxy.shared.base import Alone, Disagreement, Mode, Pool
 from proxy.shared.client import Link
 from proxy.shared.pool import SharedPool
 from proxy.shared.pool import settings as common
+
+OVER = 16
+"""Processes of one replica that are remembered to have ended."""
 
 
 class Sharing:
@@ -151,8 +155,8 @@ class _Heard:
         self._emptied = emptied
         self._epochs: dict[str, str] = {}
         """The process of each replica that others follow."""
-        self._over: dict[str, str] = {}
-        """The process of each replica that was last seen to end."""
+        self._over: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=OVER))
+        """The processes of each replica that were seen to end; whoever follows it may be behind."""
         self.predicted = remote.predicted
         self.retracted = remote.retracted
         self.reported = remote.reported
@@ -161,11 +165,11 @@ class _Heard:
         """The process that began at `started` has ended; True if it is a later one that is spoken of."""
         epoch = self._epochs.get(replica)
         if started is not None and epoch is not None and (_started(epoch) or 0.0) > started:
-            self._over[replica] = repr(started)
+            self._over[replica].append(repr(started))
             return True
         over = self._epochs.pop(replica, None) if started is None else repr(started)
         if over is not None:
-            self._over[replica] = _process(over)
+            self._over[replica].append(_process(over))
             self._epochs.pop(replica, None)
         return False
 
@@ -176,7 +180,7 @@ class _Heard:
 
     def mode(self, replica: str, epoch: str, mode: Mode) -> None:
         """See `Listener.mode`."""
-        if epoch and self._over.get(replica) == _process(epoch):
+        if epoch and _process(epoch) in self._over.get(replica, ()):
             return
         if mode == "learned":
             self._epochs.pop(replica, None)
