@@ -187,15 +187,22 @@ class Known:
     """The last message heard."""
     whole: bool = True
     """Whether it is all that the engine holds."""
+    mixed: bool = False
+    """Whether it is of two processes: the latter's start time was not seen yet."""
     copies: Counter[Path] = field(default_factory=Counter)
     keyed: set[Path] = field(default_factory=set)
     """Of those, the blocks whose place is known."""
 
-    def hear(self, message: Message) -> None:
-        """Take the next message, which must be the next."""
-        if self.process is None:
+    def hear(self, message: Message, *, unseen: bool) -> None:
+        """Take the next message, which must be the next.
+
+        `unseen`: unless it is of a process that nobody has seen yet, only its numbers; then all is forgotten
+        as soon as it is seen.
+        """
+        self.mixed |= unseen and self.process is not None and self.process != message.process
+        if self.process is None or self.mixed:
+            assert self.process is not None or message.seq == 0 or not self.whole, "messages are missing"
             self.process = message.process
-            assert message.seq == 0 or not self.whole, "messages are missing, and nobody said so"
         else:
             assert (message.process, message.seq) == (self.process, self.last + 1)
         self.last = message.seq
@@ -208,8 +215,9 @@ class Known:
             for path in step.removed:
                 self._remove(path)
             self._store(step)
-        assert self.keyed <= message.held
-        assert self.keyed == message.held or not self.whole
+        if not self.mixed:
+            assert self.keyed <= message.held
+            assert self.keyed == message.held or not self.whole
 
     def _remove(self, path: Path) -> None:
         self.copies[path] -= 1
@@ -232,4 +240,4 @@ class Known:
     def told(self) -> "Known":
         """What others can know of it."""
         copies = Counter({path: self.copies[path] for path in self.keyed})
-        return Known(self.counted, self.process, self.last, self.whole, copies, set(self.keyed))
+        return Known(self.counted, self.process, self.last, self.whole, self.mixed, copies, set(self.keyed))

@@ -100,7 +100,7 @@ class Watched(Following):
     def _apply(self, seq: int, payload: bytes) -> None:
         message = self.proxy.engine.messages[payload]
         assert message.seq == seq
-        self.known.hear(message)
+        self.known.hear(message, unseen=self._lasting and message.process > self.proxy.process)
         super()._apply(seq, payload)
 
     def _lost(self, step) -> None:

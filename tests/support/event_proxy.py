@@ -19,7 +19,7 @@ from proxy.shared.snapshot import Held
 from proxy.sharing import _Heard
 from proxy.standing import Counts as FeedCounts
 from proxy.standing import Surroundings
-from tests.support.engine_model import Engine, Known
+from tests.support.engine_model import Engine, Known, keys
 from tests.support.event_path import REPLICA, Row, Shared, Watched
 
 
@@ -60,6 +60,10 @@ class Proxy:
         )
         self.process = engine.process
         """The process that was seen last."""
+        self.ended: list[float] = []
+        """The start times of the processes that were seen to end."""
+        self.left: set[int] = set()
+        """Blocks of its own following, kept as long as the others speak of a process that it saw to end."""
         self.claim: Claim | None = None
         self.following: Watched | None = None
         self.pending: Pending | None = None
@@ -128,6 +132,8 @@ class Proxy:
             self.following.close()
         if not self.heard.ended(REPLICA, self.started):
             self.index.forget(REPLICA)
+            self.left = set()
+        self.ended.append(self.started)
         self.process = self.engine.process
         if self.following is not None:
             self._follow(None)
@@ -151,6 +157,7 @@ class Proxy:
         self.claim.lost.set()
         self.following.tick()
         assert self.following.closed
+        self.left = {keys(path)[-1] for path in self.following.known.keyed}
         self.claim = self.following = self.pending = None
         self.hearing.epochs.pop(REPLICA, None)
         self.hearing.again.add(REPLICA)
