@@ -33,10 +33,10 @@ def test_what_came_before_a_connection_is_not_mixed_with_what_comes_before_the_l
 
 def test_the_rest_of_a_replay_is_not_taken_for_the_next_one():
     machine = begun(lasting=False, history=1000)
-    machine.flushed()
+    machine.serve(again=False, cleared=False, paths=[(1,)])
     machine.restart(busy=0, dropped=False, lost=False, seen=False)
-    for _ in range(4):
-        machine.flushed()
+    for last in (1, 2, 1, 2):
+        machine.serve(again=False, cleared=False, paths=[(1, last)])
     machine.teardown()
 
 
