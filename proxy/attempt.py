@@ -47,6 +47,8 @@ from proxy.upstream import Pool, UpstreamConnection
 
 STALE_SECONDS = 1.0
 """A reused connection that dies this soon without a byte had been closed by the replica all along."""
+LAST_BREATH = 0.05
+"""Seconds in which a process that was killed closes what it had open: its listener perhaps the last."""
 BACKPRESSURE = frozenset((429, 503))
 NOT_ITS_FAULT = frozenset((501, 503, 505))
 """Statuses of 500 and above that say nothing bad of the replica."""
@@ -312,6 +314,9 @@ class Attempt:
             return False
         try:
             connection = await pool.connect()
+            await asyncio.sleep(LAST_BREATH)
+            if connection.transport.is_closing():
+                connection = await pool.connect()
         except ConnectionRefusedError as error:
             hop.unreachable(self._replica, error)
             work.rescued = True
