@@ -25,12 +25,12 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
-import uvloop
 from rich.console import Console
 
 from bench import chaos_aborts, fleet, processes, report
 from bench.capacity import round_robin_capacity
 from bench.chaos_fleet import LOGS, MODEL, PREFILL, PROFILE, Fleet
+from bench.command import ended
 from bench.engine_prompt import EnginePrompt
 from bench.load import send
 from bench.plan import Planned, prepare
@@ -215,12 +215,4 @@ async def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
-    try:
-        return uvloop.run(run(parser().parse_args(argv)))
-    except KeyboardInterrupt:
-        return 130
-    except asyncio.CancelledError:
-        return 143
-    except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return ended(run(parser().parse_args(argv)))

@@ -12,9 +12,7 @@ Exit status 1 if a request failed or sharing proxies hit less than `TARGET` of w
 """
 
 import argparse
-import asyncio
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -26,11 +24,11 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
-import uvloop
 from rich.console import Console
 
 from bench import fleet, processes, report
 from bench.client import until
+from bench.command import ended
 from bench.engine_prompt import EnginePrompt
 from bench.load import failed, send
 from bench.plan import Planned, ceilings, prepare
@@ -264,12 +262,4 @@ def _plans(
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
-    try:
-        return uvloop.run(run(parser().parse_args(argv)))
-    except KeyboardInterrupt:
-        return 130
-    except asyncio.CancelledError:
-        return 143
-    except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return ended(run(parser().parse_args(argv)))

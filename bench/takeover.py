@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -25,11 +24,11 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
-import uvloop
 from redis.asyncio import Redis
 from rich.console import Console
 
 from bench import fleet, processes, report
+from bench.command import ended
 from bench.engine_prompt import EnginePrompt
 from bench.load import send
 from bench.plan import prepare
@@ -229,12 +228,4 @@ async def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
-    try:
-        return uvloop.run(run(parser().parse_args(argv)))
-    except KeyboardInterrupt:
-        return 130
-    except asyncio.CancelledError:
-        return 143
-    except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return ended(run(parser().parse_args(argv)))

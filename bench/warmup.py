@@ -12,7 +12,6 @@ Exit status 1 if a request failed or a proxy was warm later than `LIMIT` after i
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,12 +22,12 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import uvloop
 from redis.asyncio import Redis
 from rich.console import Console
 
 from bench import fleet, processes, report
 from bench.client import until
+from bench.command import ended
 from bench.profiles import profile
 from bench.record import spread
 from bench.shared_index import Shared
@@ -228,12 +227,4 @@ def reasons(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
-    try:
-        return uvloop.run(run(parser().parse_args(argv)))
-    except KeyboardInterrupt:
-        return 130
-    except asyncio.CancelledError:
-        return 143
-    except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return ended(run(parser().parse_args(argv)))
