@@ -17,8 +17,9 @@ from bench.workloads import Arrival
 from policies.base import Policy
 from proxy.admission import Admission
 from proxy.concurrency import Allowance, patience
+from proxy.description import Description
 from proxy.errors import Shed
-from proxy.fleet import Description, Fleet
+from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
 from proxy.priority import Priority
 from proxy.router import Lease, Router, RouteRequest

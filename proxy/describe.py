@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.fleet import Description, FeedSpec
+from proxy.description import Description, FeedSpec
 from proxy.spec import OFF, ReplicaSpec
 
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama_cpp"}

@@ -12,7 +12,7 @@ from collections import deque
 from itertools import islice
 from typing import Literal
 
-from proxy.fleet import FeedSpec
+from proxy.description import FeedSpec
 from proxy.index.events import decode
 from proxy.index.feed import Feed
 from proxy.index.handles import HandleBook, Root

@@ -15,7 +15,8 @@ import aiohttp
 
 from proxy import describe
 from proxy.config import Settings
-from proxy.fleet import Description, Fleet, Replica
+from proxy.description import Description
+from proxy.fleet import Fleet, Replica
 from proxy.logs import logger
 from proxy.names import Names, Resolver
 from proxy.spec import ReplicaSpec

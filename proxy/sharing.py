@@ -13,7 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from proxy.config import Settings
-from proxy.fleet import Fleet, Load
+from proxy.description import Load
+from proxy.fleet import Fleet
 from proxy.index.remote import Remote
 from proxy.index.truth import TrueIndex
 from proxy.logs import logger

@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from proxy.fleet import FeedSpec
+from proxy.description import FeedSpec
 from proxy.index.feed import Turns
 from proxy.index.handles import Delta
 from proxy.index.truth import TrueIndex

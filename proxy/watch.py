@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from secrets import token_hex
 
-from proxy.fleet import Description, FeedSpec
+from proxy.description import Description, FeedSpec
 from proxy.following import Following
 from proxy.index.feed import Unreachable
 from proxy.logs import logger

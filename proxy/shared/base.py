@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from proxy.fleet import NOTHING, Load
+from proxy.description import NOTHING, Load
 from proxy.index.handles import Delta
 
 Mode = Literal["events", "stale", "learned"]

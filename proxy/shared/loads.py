@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from redis.exceptions import RedisError
 
-from proxy.fleet import NOTHING, Load
+from proxy.description import NOTHING, Load
 from proxy.shared import scripts
 from proxy.shared.base import Counts
 from proxy.shared.lease import KEEP, ms

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from redis.exceptions import RedisError
 
-from proxy.fleet import Load
+from proxy.description import Load
 from proxy.index.handles import Delta
 from proxy.logs import logger
 from proxy.shared import scripts

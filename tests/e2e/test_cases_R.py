@@ -6,8 +6,9 @@ from random import Random
 import pytest
 
 from policies import registry
+from proxy.description import Description
 from proxy.errors import NoReplica
-from proxy.fleet import Description, Fleet
+from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
 from proxy.router import Router, RouteRequest
 from tests.support import dialect

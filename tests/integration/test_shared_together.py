@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from proxy.fleet import NOTHING, Load
+from proxy.description import NOTHING, Load
 from proxy.shared import commits, loads
 from proxy.shared.base import Claim, Disagreement
 from proxy.shared.loads import pack, unpack

@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from proxy.admission import Admission
 from proxy.concurrency import ALL, any_room, has_room
+from proxy.description import Description, Load
 from proxy.errors import Shed
-from proxy.fleet import Description, Fleet, Load
+from proxy.fleet import Fleet
 from proxy.priority import Priority
 
 RULES = Priority(

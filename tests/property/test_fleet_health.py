@@ -18,8 +18,9 @@ from proxy.admission import Admission
 from proxy.breaker import LONGEST, TRIAL_SECONDS, State
 from proxy.caution import RAMP_SECONDS
 from proxy.concurrency import any_room
+from proxy.description import Description
 from proxy.errors import NoReplica
-from proxy.fleet import Description, Fleet
+from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
 from proxy.priority import Priority
 from proxy.router import Lease, Router, RouteRequest

@@ -8,7 +8,7 @@ here waits: whoever uses it says what comes when.
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.fleet import FeedSpec
+from proxy.description import FeedSpec
 from proxy.following import Following
 from proxy.shared.base import Claim, Resume
 from proxy.shared.layout import Record

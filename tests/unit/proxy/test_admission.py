@@ -5,9 +5,10 @@ from prometheus_client import CollectorRegistry
 
 from proxy.admission import SEEN_SECONDS, Admission
 from proxy.concurrency import ALL
+from proxy.description import Description
 from proxy.errors import Shed
 from proxy.fair import QUANTUM
-from proxy.fleet import Description, Fleet
+from proxy.fleet import Fleet
 from proxy.priority import Priority
 from proxy.queue_metrics import QueueMetrics
 

@@ -6,7 +6,8 @@ import pytest
 
 from policies.base import Replica
 from proxy.concurrency import LEAST, UNKNOWN, Adaptive, Allowance, Fixed, Unlimited, any_room, has_room, limit
-from proxy.fleet import Description, Fleet
+from proxy.description import Description
+from proxy.fleet import Fleet
 
 RATE = 10_000.0
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy import describe
-from proxy.fleet import Description, FeedSpec
+from proxy.description import Description, FeedSpec
 from proxy.spec import ReplicaSpec
 
 VLLM = {

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.fleet import USAGE_WITHOUT_CACHED, Description, Fleet
+from proxy.description import Description
+from proxy.fleet import USAGE_WITHOUT_CACHED, Fleet
 from proxy.learning import FleetLine, ReplicaRate
 
 

@@ -9,7 +9,8 @@ import pytest
 from policies import registry
 from proxy.breaker import FAILURES, SHORTEST, TRIAL_SECONDS, State
 from proxy.caution import FIRST, PRESSED_SECONDS, RAMP_SECONDS
-from proxy.fleet import TICK_SECONDS, Description, Fleet
+from proxy.description import Description
+from proxy.fleet import TICK_SECONDS, Fleet
 from proxy.index.memory import MemoryIndex
 from proxy.router import Lease, Router, RouteRequest
 

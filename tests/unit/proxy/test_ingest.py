@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from proxy.description import Description, FeedSpec
 from proxy.engine_tokens import EngineTokens
-from proxy.fleet import Description, FeedSpec, Fleet
+from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
 from proxy.index.truth import TrueIndex
 from proxy.ingest import Ingest

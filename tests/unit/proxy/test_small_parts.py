@@ -8,8 +8,8 @@ from array import array
 import pytest
 
 from proxy import bodies, describe
+from proxy.description import Description
 from proxy.errors import BadRequest, TooLarge
-from proxy.fleet import Description
 from proxy.retries import FLOOR, RetryBudget
 from proxy.traffic import GENERATION, Seen
 
