@@ -19,10 +19,11 @@ from pydantic import ValidationError
 from proxy import bodies
 from proxy.config import Settings
 from proxy.errors import BadRequest, MethodNotAllowed, NotFound, Unauthorized, UpstreamFailed
-from proxy.fleet import Fleet, Replica
+from proxy.fleet import Fleet
 from proxy.found import Found
 from proxy.index.base import PrefixIndex
 from proxy.pools import Pools
+from proxy.replica import Replica
 from proxy.roster import Roster
 from proxy.spec import ReplicaSpec
 

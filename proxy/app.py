@@ -22,7 +22,7 @@ from proxy.discovery.source import SourceMetrics, follow
 from proxy.dispatch import Dispatcher
 from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
-from proxy.fleet import Fleet, Replica
+from proxy.fleet import Fleet
 from proxy.found import Found
 from proxy.gate import Gate
 from proxy.index.memory import MemoryIndex
@@ -38,6 +38,7 @@ from proxy.pools import Pools
 from proxy.probes import Probes
 from proxy.queue_metrics import QueueMetrics
 from proxy.reader import Reader
+from proxy.replica import Replica
 from proxy.roster import Roster
 from proxy.router import Router
 from proxy.server import Server

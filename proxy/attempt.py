@@ -30,7 +30,7 @@ from proxy.config import Settings
 from proxy.drift import Drift
 from proxy.engine_priority import EnginePriority
 from proxy.errors import NoReplica, ProxyError, UpstreamFailed, UpstreamTimeout
-from proxy.fleet import Fleet, Replica
+from proxy.fleet import Fleet
 from proxy.metrics import Metrics
 from proxy.model_pool import ModelPool
 from proxy.pools import Pools
@@ -39,6 +39,7 @@ from proxy.prompt.parse import Endpoint, splice_stream_usage
 from proxy.prompt.splice import splice_priority
 from proxy.record import Record
 from proxy.relay import Ending, Limits, Relay
+from proxy.replica import Replica
 from proxy.request import Request
 from proxy.retries import RetryBudget
 from proxy.router import Lease, Router, RouteRequest

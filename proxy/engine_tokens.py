@@ -15,9 +15,10 @@ import aiohttp
 import msgspec
 import xxhash
 
-from proxy.fleet import Fleet, Replica
+from proxy.fleet import Fleet
 from proxy.prompt.keyer import Keyer
 from proxy.prompt.parse import Endpoint, parse
+from proxy.replica import Replica
 
 MAX_CACHED_TOKENS = 4_000_000
 CHECK_SECONDS = 5.0

@@ -16,7 +16,7 @@ from typing import Any
 from proxy.config import Settings
 from proxy.engine_tokens import EngineTokens
 from proxy.errors import BadRequest, ModelNotFound, NoReplica
-from proxy.fleet import Fleet, Replica
+from proxy.fleet import Fleet
 from proxy.index.truth import TrueIndex
 from proxy.logs import logger
 from proxy.metrics import Metrics
@@ -24,6 +24,7 @@ from proxy.model_pool import DEFAULT_BLOCK, MISMATCHES, ModelPool
 from proxy.prompt import tokenizer as tokenizers
 from proxy.prompt.keyer import Keyer
 from proxy.prompt.template import Template
+from proxy.replica import Replica
 from proxy.tasks import Tasks
 
 LINGER_SECONDS = 600.0

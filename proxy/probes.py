@@ -16,9 +16,10 @@ import aiohttp
 from proxy import describe
 from proxy.config import Settings
 from proxy.description import Description
-from proxy.fleet import Fleet, Replica
+from proxy.fleet import Fleet
 from proxy.logs import logger
 from proxy.names import Names, Resolver
+from proxy.replica import Replica
 from proxy.spec import ReplicaSpec
 from proxy.tasks import Tasks
 

@@ -13,13 +13,14 @@ from time import monotonic
 from proxy.drift import Drift
 from proxy.engine_priority import EnginePriority
 from proxy.errors import Conflict, NotFound
-from proxy.fleet import Fleet, Replica
+from proxy.fleet import Fleet
 from proxy.found import Found
 from proxy.ingest import Ingest
 from proxy.logs import logger
 from proxy.metrics import Metrics
 from proxy.pools import Pools
 from proxy.probes import Probes
+from proxy.replica import Replica
 from proxy.sharing import Sharing
 from proxy.spec import ReplicaSpec
 from proxy.upstream import Pool

@@ -14,8 +14,9 @@ from random import Random
 from policies import base
 from proxy.concurrency import ALL, Allowance, has_room
 from proxy.errors import NoReplica
-from proxy.fleet import Fleet, Replica, Reservation
+from proxy.fleet import Fleet
 from proxy.index.base import Placement, PrefixIndex
+from proxy.replica import Replica, Reservation
 
 NO_KEYS: array[int] = array("Q")
 

@@ -16,12 +16,13 @@ from proxy.config import Settings
 from proxy.connection import HEADERS_TOO_LARGE, ClientConnection
 from proxy.errors import HeadersTooLarge, MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
-from proxy.fleet import Fleet, Replica
+from proxy.fleet import Fleet
 from proxy.gate import Gate
 from proxy.http1 import forwardable
 from proxy.ledger import Ledger
 from proxy.pools import Pools
 from proxy.prompt.parse import Endpoint
+from proxy.replica import Replica
 from proxy.request import Request
 
 PASSED = frozenset(("/tokenize", "/detokenize"))

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.description import Description
-from proxy.fleet import USAGE_WITHOUT_CACHED, Fleet
+from proxy.fleet import Fleet
 from proxy.learning import FleetLine, ReplicaRate
+from proxy.replica import USAGE_WITHOUT_CACHED
 
 
 class Clock:
