@@ -292,7 +292,7 @@ def test_someone_elses_load_counts():
     scene = Scene(limit=2)
     scene.ask("x")
     [replica] = scene.fleet.replicas.values()
-    from proxy.fleet import NOTHING, Load
+    from proxy.description import NOTHING, Load
 
     replica.share(Load(1, 0, 0))
     scene.ask("y")
