@@ -15,8 +15,10 @@ from typing import Self
 from policies import registry
 from proxy import discovery, probes, redis_url
 from proxy.admin import Admin
+from proxy.admission import Admission
 from proxy.attempt import Hop
 from proxy.certificates import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, Contexts
+from proxy.concurrency import patience
 from proxy.config import Settings
 from proxy.discovery.source import SourceMetrics, follow
 from proxy.dispatch import Dispatcher
@@ -124,19 +126,24 @@ class Proxy:
         policy = registry.create(settings.policy, settings.policy_params)
         by_policy = Router(self.fleet, index, policy, Random())
         by_load = Router(self.fleet, index, registry.create("least_load", {}), Random())
+        concurrency = settings.limits.concurrency
+        self.fleet.limit(concurrency)
+        admission = Admission(self.fleet, settings.priority, prefill=patience(concurrency))
+        self.fleet.freed = admission.pump
         hop = Hop(
             settings,
             self.fleet,
             self._upstreams,
             self.metrics,
             self.pools,
+            admission,
             unreachable=self._unreachable,
             served=self._ingest.served,
             resync=self._ingest.resync,
         )
         self._drift = hop.drift
         self.metrics.register(TruthMetrics(self._ingest, self._sharing, hop.drift))
-        self.metrics.register(QueueMetrics(hop.admission))
+        self.metrics.register(QueueMetrics(admission))
         self._dispatcher = Dispatcher(hop)
         exchanges = Exchanges(
             settings,

@@ -25,7 +25,6 @@ from aiohttp import web
 from proxy import http1
 from proxy.admission import Admission
 from proxy.answers import RELAYED, RELAYED_LAST
-from proxy.concurrency import patience
 from proxy.config import Settings
 from proxy.drift import Drift
 from proxy.engine_priority import EnginePriority
@@ -99,6 +98,7 @@ class Hop:
         upstreams: dict[Replica, Pool],
         metrics: Metrics,
         pools: Pools,
+        admission: Admission,
         *,
         unreachable: Callable[[Replica, OSError], None],
         served: Callable[[str, int], None],
@@ -119,9 +119,7 @@ class Hop:
             settings.timeouts.first_byte, settings.timeouts.idle, int(settings.limits.header_bytes)
         )
         self.budget = RetryBudget(settings.limits.retry_budget)
-        fleet.limit(settings.limits.concurrency)
-        self.admission = Admission(fleet, settings.priority, prefill=patience(settings.limits.concurrency))
-        fleet.freed = self.admission.pump
+        self.admission = admission
         self.priority = EnginePriority(len(settings.priority.classes))
         self.loop = asyncio.get_running_loop()  # asked once: it costs a system call each time
         self.relays: set[Relay] = set()
