@@ -30,6 +30,9 @@ E2E_BUCKETS = (
 OVERHEAD_BUCKETS = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
+QUEUE_BUCKETS = (
+    0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
 
 _ARM = ("model", "policy", "arm", "group")
 _CLASS = (*_ARM, "priority")
@@ -65,6 +68,11 @@ class Metrics(Collector):
             "Prompt tokens that a replica reported from its cache.",
             "replica",
         )
+        self.replica_cached_prompt = CounterFamily(
+            "warmroute_replica_cached_prompt_tokens",
+            "Prompt tokens of exactly the requests whose reply reported cached tokens, by replica.",
+            "replica",
+        )
         self.ttft = HistogramFamily(
             "warmroute_ttft_seconds",
             "From the request read to the first token of a stream.",
@@ -81,7 +89,7 @@ class Metrics(Collector):
             "warmroute_e2e_seconds", "From the request read to the end of its answer.", E2E_BUCKETS, *_CLASS
         )
         self.queue = HistogramFamily(
-            "warmroute_queue_seconds", "Time waited in the proxy's queue.", OVERHEAD_BUCKETS, *_CLASS
+            "warmroute_queue_seconds", "Time waited in the proxy's queue.", QUEUE_BUCKETS, *_CLASS
         )
         self.overhead = HistogramFamily(
             "warmroute_overhead_seconds",
@@ -126,10 +134,12 @@ class Metrics(Collector):
         self.decisions.add((record.policy, record.decision, record.replica))
         if record.reported_cached is not None:
             self.replica_cached.add((record.replica,), record.reported_cached)
+            if record.reported_prompt is not None:
+                self.replica_cached_prompt.add((record.replica,), record.reported_prompt)
 
     def forget(self, replica: str) -> None:
         """Drop the series of a replica that is gone for good."""
-        for family in (self.decisions, self.replica_cached, self.failures):
+        for family in (self.decisions, self.replica_cached, self.replica_cached_prompt, self.failures):
             family.forget("replica", replica)
 
     def collect(self) -> Iterable[Metric]:

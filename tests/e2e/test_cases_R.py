@@ -166,3 +166,4 @@ async def test_R10_hit_rates_are_tokens_over_the_tokens_of_the_same_requests(
     assert await total(proxy, "warmroute_cached_tokens_total") == 48 + 0 + 64
     assert await total(proxy, "warmroute_cached_prompt_tokens_total") == 64 + 100 + 64
     assert await total(proxy, "warmroute_replica_cached_tokens_total") == 48 + 0 + 64
+    assert await total(proxy, "warmroute_replica_cached_prompt_tokens_total") == 64 + 100 + 64

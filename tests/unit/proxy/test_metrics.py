@@ -81,7 +81,8 @@ def test_every_promised_family_is_there(metrics: Metrics):
     promised = {
         "requests_total", "prefix_tokens_total", "cached_tokens_total", "cached_prompt_tokens_total",
         "decisions_total", "ttft_seconds_count", "tpot_seconds_count", "e2e_seconds_count",
-        "queue_seconds_count", "overhead_seconds_count", "replica_cached_tokens_total", "replica_inflight",
+        "queue_seconds_count", "overhead_seconds_count", "replica_cached_tokens_total",
+        "replica_cached_prompt_tokens_total", "replica_inflight",
         "replica_queued_tokens", "replica_up", "replica_cache_blocks", "replica_index_mode", "index_blocks",
     }  # fmt: skip
     assert {f"warmroute_{name}" for name in promised} <= names
