@@ -1,14 +1,13 @@
 """What an operator may see and do at run time, under /admin.
 
 Open only to whoever shows the admin token. Where none is set, a proxy that listens on loopback alone answers
-callers on this machine, but no web page: a browser says where a page came from, and which name it asked for.
-Never reached by what a client sends to a model.
+callers on this machine, but no web page other than its own: a browser says where a page came from, and which
+name it asked for. Never reached by what a client sends to a model.
 """
 
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable
-from math import isinf
 from urllib.parse import unquote
 
 import aiohttp
@@ -21,14 +20,15 @@ from proxy.config import Settings
 from proxy.errors import BadRequest, MethodNotAllowed, NotFound, Unauthorized, UpstreamFailed
 from proxy.fleet import Fleet
 from proxy.found import Found
-from proxy.index.base import PrefixIndex
-from proxy.pools import Pools
+from proxy.live import Live
+from proxy.overview import Overview
 from proxy.replica import Replica
 from proxy.roster import Roster
 from proxy.spec import ReplicaSpec
 
 ENGINE_SECONDS = 60.0
 SPEC_BYTES = 64 * 1024
+CLOSED = "/admin is closed: set WARMROUTE_ADMIN_TOKEN, or listen on loopback only"
 _ENGINE_HEADERS = ("content-type",)
 
 
@@ -40,8 +40,8 @@ class Admin:
         settings: Settings,
         fleet: Fleet,
         roster: Roster,
-        index: PrefixIndex,
-        pools: Pools,
+        overview: Overview,
+        live: Live,
         http: aiohttp.ClientSession,
         *,
         flushed: Callable[[str], None],
@@ -53,19 +53,19 @@ class Admin:
         self._settings = settings
         self._fleet = fleet
         self._roster = roster
-        self._index = index
-        self._pools = pools
+        self._overview = overview
         self._http = http
         self._flushed = flushed
         """Told that an engine's cache is empty."""
         self._forget = forget
         """Told to begin anew with what is known of a replica's cache."""
-        self._paths: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
+        self._paths: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             ("GET", "/admin/replicas"): self._replicas,
             ("POST", "/admin/replicas"): self._add,
             ("DELETE", "/admin/replicas"): self._remove_named,
             ("POST", "/admin/flush"): self._flush,
             ("GET", "/admin/policy"): self._policy,
+            ("GET", "/admin/live"): live.stream,
         }
 
     async def handle(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
@@ -87,11 +87,16 @@ class Admin:
             return self._drain(request, name)
         return await self._engine(request, self._fleet.replicas[name], rest)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody at all is let in."""
+        return self._token is None and not self._loopback
+
     def _authorize(self, request: web.BaseRequest) -> None:
         if self._token is None:
-            if self._loopback and "Origin" not in request.headers and _is_loopback(_name(request.host)):
+            if self._loopback and _is_own(request):
                 return
-            raise Unauthorized("/admin is closed: set WARMROUTE_ADMIN_TOKEN, or listen on loopback only")
+            raise Unauthorized(CLOSED)
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(
             shown.strip().encode("utf-8", "surrogateescape"), self._token
@@ -99,13 +104,7 @@ class Admin:
             raise Unauthorized("/admin needs the header Authorization: Bearer <WARMROUTE_ADMIN_TOKEN>")
 
     async def _replicas(self, _: web.BaseRequest) -> web.Response:
-        leaving = [
-            {"name": one.name, "url": one.url, "state": "leaving", "in_flight": one.load.in_flight}
-            for one in (each.replica for each in self._roster.leaving)
-            if one.load.in_flight
-        ]
-        there = [self._state(replica) for replica in self._fleet.replicas.values()]
-        return _json({"replicas": there + leaving})
+        return _json({"replicas": self._overview.replicas()})
 
     async def _add(self, request: web.BaseRequest) -> web.Response:
         """Take in a replica, written as in WARMROUTE_REPLICAS: an object, or a URL in quotes."""
@@ -120,7 +119,7 @@ class Admin:
             fault = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, fault["loc"])) or "the body"
             raise BadRequest(f"{where}: {fault['msg'].removeprefix('Value error, ')}", param=where) from None
-        return _json(self._state(self._roster.add(Found(spec), "admin")), status=201)
+        return _json(self._overview.replica(self._roster.add(Found(spec), "admin")), status=201)
 
     async def _remove_named(self, request: web.BaseRequest) -> web.Response:
         name = request.rel_url.query.get("name")
@@ -135,7 +134,7 @@ class Admin:
             return web.Response(status=204)
         if request.method != "GET":
             raise MethodNotAllowed("/admin/replicas/NAME takes GET and DELETE")
-        return _json(self._state(self._fleet.replicas[name]))
+        return _json(self._overview.replica(self._fleet.replicas[name]))
 
     def _drain(self, request: web.BaseRequest, name: str) -> web.Response:
         if request.method == "POST":
@@ -144,35 +143,7 @@ class Admin:
             self._roster.undrain(name)
         else:
             raise MethodNotAllowed("/admin/replicas/NAME/drain takes POST, and DELETE to end it")
-        return _json(self._state(self._fleet.replicas[name]))
-
-    def _state(self, replica: Replica) -> dict[str, object]:
-        view, description, member = replica.view, replica.description, self._roster.member(replica.name)
-        return {
-            "name": replica.name,
-            "url": replica.url,
-            "source": member.source,
-            **({"uid": member.found.uid} if member.found.uid else {}),
-            "state": ", ".join(sorted(replica.held)) or ("up" if replica.up else "down"),
-            "up": replica.up,
-            "suspect": replica.caution.suspect,
-            "breaker": replica.breaker.state.name.lower(),
-            "soft_limit": None if isinf(view.soft_limit) else round(view.soft_limit, 1),
-            "engine": description.engine,
-            "models": sorted(description.models),
-            "block_size": description.block_size,
-            "cache_blocks": description.cache_blocks,
-            "index_mode": self._pools.index_mode(replica),
-            "index_blocks": self._index.blocks(replica.name),
-            "index_capacity": self._index.capacity(replica.name),
-            "in_flight": view.in_flight,
-            "running": view.running,
-            "queued_tokens": view.queued_tokens,
-            "prefill_tokens_per_second": round(view.prefill_rate, 1),
-            "base_ttft_seconds": round(view.base_ttft, 4),
-            "kv_usage": view.kv_usage,
-            "reports_cached_tokens": replica.reports_cached,
-        }
+        return _json(self._overview.replica(self._fleet.replicas[name]))
 
     async def _flush(self, _: web.BaseRequest) -> web.Response:
         """Forget what every replica holds, but for what its events say; what engines hold stays."""
@@ -208,6 +179,16 @@ class Admin:
         if reply.ok and request.method == "POST" and rest in ("reset_prefix_cache", "flush_cache", "sleep"):
             self._flushed(replica.name)
         return web.Response(status=reply.status, body=content, headers={"Content-Type": kind})
+
+
+def _is_own(request: web.BaseRequest) -> bool:
+    """Whether it comes from this machine's user: by no browser, or by the page that this proxy serves."""
+    origin = request.headers.get("Origin")
+    return (
+        _is_loopback(_name(request.host))
+        and (origin is None or origin.partition("://")[2] == request.host)
+        and request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+    )
 
 
 def _name(host: str) -> str:

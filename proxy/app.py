@@ -33,9 +33,11 @@ from proxy.index.truth import TrueIndex
 from proxy.ingest import Ingest
 from proxy.ledger import FLUSH_SECONDS, Ledger
 from proxy.listener import Listener
+from proxy.live import Live
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
 from proxy.names import GetAddrInfo, Names
+from proxy.overview import Overview
 from proxy.pools import Pools
 from proxy.probes import Probes
 from proxy.queue_metrics import QueueMetrics
@@ -172,12 +174,24 @@ class Proxy:
             connect=self._connections,
             ordered=exchanges.ordered,
         )
-        admin = Admin(
-            settings,
+        overview = Overview(
+            settings.policy,
             self.fleet,
             self._roster,
             self.index,
             self.pools,
+            self.metrics,
+            admission,
+            self.ledger,
+            parts=self._parts,
+        )
+        self._live = Live(overview.frame, self._tasks)
+        admin = Admin(
+            settings,
+            self.fleet,
+            self._roster,
+            overview,
+            self._live,
             self._http,
             flushed=self._flushed,
             forget=self._forget,
@@ -266,6 +280,7 @@ class Proxy:
         answers that are not whole are cut.
         """
         self._server.draining = True
+        self._live.end()
         async with AsyncExitStack() as last:  # what fails here must not keep the rest from being closed
             last.callback(self._executor.shutdown, wait=False, cancel_futures=True)
             last.push_async_callback(self._http.close)

@@ -10,11 +10,12 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from proxy.admin import Admin
+from proxy.admin import CLOSED, Admin
 from proxy.answers import SERVER, answer
 from proxy.config import Settings
 from proxy.connection import HEADERS_TOO_LARGE, ClientConnection
-from proxy.errors import HeadersTooLarge, MethodNotAllowed, NotFound, ProxyError
+from proxy.dashboard import Dashboard
+from proxy.errors import HeadersTooLarge, MethodNotAllowed, NotFound, ProxyError, Unauthorized
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.gate import Gate
@@ -64,6 +65,7 @@ class Server:
             "/metrics": self._metrics_page,
             "/v1/models": self._models,
         }
+        self._dashboard = Dashboard()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -92,6 +94,8 @@ class Server:
                 return await local(request)
             if path.startswith("/admin/"):
                 return await self._admin.handle(request, path)
+            if path == "/ui" or path.startswith("/ui/"):
+                return self._page(request, path)
         except ProxyError as error:
             return answer(error)
         if self._may_pass(path):
@@ -139,6 +143,14 @@ class Server:
 
     async def _metrics_page(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=self._ledger.page(), headers={"Content-Type": _TEXT, "Server": SERVER})
+
+    def _page(self, request: web.BaseRequest, path: str) -> web.Response:
+        """The dashboard, whose every figure comes from /admin."""
+        if request.method not in ("GET", "HEAD"):
+            raise MethodNotAllowed(f"{path} takes GET")
+        if self._admin.closed:
+            raise Unauthorized(CLOSED)
+        return self._dashboard.handle(request, path)
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
         """The models that the caller may ask for."""
