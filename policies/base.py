@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 
 @dataclass(slots=True)
@@ -85,3 +85,23 @@ class Policy(Protocol):
 
     def choose(self, request: Request, replicas: Sequence[Replica], rng: Random) -> Decision:
         """Choose one of `replicas`."""
+
+
+Terms: TypeAlias = dict[str, float]
+"""What one replica's score is made of: parts that add up to it, by name."""
+
+
+@runtime_checkable
+class Explained(Policy, Protocol):
+    """A policy whose scores can be taken apart, for explanations only."""
+
+    unit: ClassVar[str]
+    """Of its scores: `seconds`, or `points` where they have none."""
+
+    def explain(self, request: Request, replicas: Sequence[Replica]) -> list[Terms]:
+        """Take apart the score of each of `replicas`: those that `choose` compared, in the same state."""
+
+
+def terms(policy: Policy, request: Request, decision: Decision) -> list[Terms] | None:
+    """What each score of a decision just made is made of; None if the policy cannot tell."""
+    return policy.explain(request, decision.compared) if isinstance(policy, Explained) else None

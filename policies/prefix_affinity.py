@@ -19,8 +19,9 @@ Parameters
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
-from policies.base import Decision, Replica, Request
+from policies.base import Decision, Replica, Request, Terms
 from policies.registry import parameter, register
 from policies.scoring import owner
 
@@ -30,6 +31,7 @@ from policies.scoring import owner
 class PrefixAffinity:
     """The best weighted sum of cached prefix, short queue and free cache."""
 
+    unit: ClassVar[str] = "points"
     prefix: float = parameter(3.0, "weight of the share of the prompt that the replica holds", least=0.0)
     queue: float = parameter(2.0, "weight of a short prefill queue, against the fleet's longest", least=0.0)
     space: float = parameter(2.0, "weight of free KV cache (unknown: of few sequences in flight)", least=0.0)
@@ -50,3 +52,24 @@ class PrefixAffinity:
         best = [replica for replica, cost in zip(replicas, costs, strict=True) if cost <= least]
         chosen = best[0] if len(best) == 1 else owner(request.affinity, best)
         return Decision(chosen, compared=replicas, scores=costs)
+
+    def explain(self, request: Request, replicas: Sequence[Replica]) -> list[Terms]:
+        """What each of `replicas` lacks, weighted: held `prefix`, short `queue`, free `space`.
+
+        A property test holds the sums equal to the scores.
+        """
+        tokens = max(request.tokens, 1)
+        longest = max(1, *(replica.queued_tokens for replica in replicas))
+        busiest = max(1, *(replica.in_flight for replica in replicas))
+        parts: list[Terms] = []
+        for replica in replicas:
+            held = min(request.matched.get(replica.name, 0) / tokens, 1.0)
+            used = replica.in_flight / busiest if replica.kv_usage is None else replica.kv_usage
+            parts.append(
+                {
+                    "prefix": self.prefix * (1 - held),
+                    "queue": self.queue * replica.queued_tokens / longest,
+                    "space": self.space * used,
+                }
+            )
+        return parts

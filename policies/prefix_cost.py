@@ -37,8 +37,9 @@ Parameters
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
-from policies.base import Decision, Replica, Request
+from policies.base import Decision, Replica, Request, Terms
 from policies.registry import parameter, register
 from policies.scoring import rendezvous, shortlist
 
@@ -48,6 +49,7 @@ from policies.scoring import rendezvous, shortlist
 class PrefixCost:
     """The replica where the request costs the fleet least, in seconds."""
 
+    unit: ClassVar[str] = "seconds"
     alpha: float = parameter(8.0, "charge for prefill spent again, as a multiple of its time", least=0.0)
     beta: float = parameter(0.1, "seconds charged where all of the KV cache is in use", least=0.0)
     balance: float = parameter(0.08, "charge for recent work, as a multiple of its prefill time", least=0.0)
@@ -100,6 +102,40 @@ class PrefixCost:
             ]
         chosen = self._cheapest(request, replicas, costs)
         return Decision(chosen, compared=replicas, scores=costs)
+
+    def explain(self, request: Request, replicas: Sequence[Replica]) -> list[Terms]:
+        """Take apart the cost of each of `replicas`, at most `compare`; a property test holds the sums equal.
+
+        What the client waits for: `queue`, `prefill`, `decodes` (beside it), `base`, `slot`. What the fleet
+        pays: `recompute`, `balance`, `kv_usage`.
+        """
+        tokens, urgency = request.tokens, request.urgency
+        helds = [request.matched.get(replica.name, 0) for replica in replicas]
+        best = max(helds, default=0)
+        share = min(max(0.0, 4 * best / tokens - 1), 1.0) if tokens else 1.0
+        fleet_rate = sum(replica.prefill_rate for replica in replicas) / max(1, len(replicas))
+        known = [replica.kv_usage for replica in replicas if replica.kv_usage is not None]
+        average = sum(known) / len(known) if known else 0.0
+        parts: list[Terms] = []
+        for replica, held in zip(replicas, helds, strict=True):
+            seconds = urgency / replica.prefill_rate
+            uncached = max(0, tokens - held)
+            waiting = max(1, replica.in_flight - replica.running)
+            slots = replica.slots
+            full = slots is not None and replica.in_flight >= slots
+            parts.append(
+                {
+                    "queue": replica.queued_tokens * seconds,
+                    "prefill": uncached * seconds,
+                    "decodes": uncached * replica.running / self.decode_share * seconds,
+                    "base": urgency * replica.base_ttft,
+                    "slot": urgency * self._slot_wait(replica, slots) if full and slots is not None else 0.0,
+                    "recompute": self.alpha * share * (best - held / waiting) / fleet_rate if best else 0.0,
+                    "balance": self.balance * replica.recent_tokens / fleet_rate,
+                    "kv_usage": self.beta * (average if replica.kv_usage is None else replica.kv_usage),
+                }
+            )
+        return parts
 
     def _slot_wait(self, replica: Replica, slots: int) -> float:
         """Seconds until a slot is free: those ahead leave one after the other, `slots` of them at a time."""

@@ -152,6 +152,7 @@ class Attempt:
         record.attempts += 1
         record.reason = ""
         record.replica = lease.replica.name
+        record.lease = lease
         record.decision = lease.decision
         record.available_tokens = lease.available
         record.routed_tokens = lease.matched

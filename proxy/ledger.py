@@ -5,6 +5,8 @@ requests, whose code it pushes out of the caches. Who asks for the metrics is to
 only the log is late.
 """
 
+from collections.abc import Callable, Sequence
+
 from proxy.logs import RequestLog
 from proxy.metrics import Metrics
 from proxy.record import Record
@@ -21,6 +23,8 @@ class Ledger:
         self._metrics = metrics
         self._log = log
         self._records: list[Record] = []
+        self.readers: list[Callable[[Sequence[Record]], None]] = []
+        """Told of the same records; they may keep them, but not their leases."""
 
     def add(self, record: Record) -> None:
         """A request has ended; its record does not change any more."""
@@ -34,6 +38,10 @@ class Ledger:
         for record in records:
             self._metrics.book(record)
         self._log.write(records)
+        for read in self.readers:
+            read(records)
+        for record in records:
+            record.lease = None
 
     def page(self) -> bytes:
         """The metrics, with every request that has ended."""

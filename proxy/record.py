@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from proxy.router import Lease
+
 
 @dataclass(slots=True)
 class Record:
@@ -44,3 +46,5 @@ class Record:
     e2e: float = 0.0
     ended: float = 0.0
     """Unix time."""
+    lease: Lease | None = None
+    """Of its last attempt: what was decided, and upon what. Until it was told of, for it holds every key."""

@@ -54,6 +54,7 @@ class Lease:
         "_closed",
         "_index",
         "_placement",
+        "asked",
         "available",
         "choice",
         "decision",
@@ -61,6 +62,7 @@ class Lease:
         "replica",
         "request",
         "reservation",
+        "terms",
     )
 
     def __init__(self, request: RouteRequest, replica: Replica, index: PrefixIndex) -> None:
@@ -73,6 +75,10 @@ class Lease:
         """The most that any candidate is believed to hold."""
         self.decision = "fallback"
         self.choice: base.Decision
+        self.asked: base.Request
+        """What the policy was told of the request."""
+        self.terms: list[base.Terms] | None = None
+        """What each score of `choice` is made of, where that was asked for."""
         self._index = index
         self._placement: Placement | None = None
         self._closed = False
@@ -143,6 +149,8 @@ class Router:
         self.index = index
         self.policy = policy
         self.rng = rng
+        self.to_explain = 0
+        """Decisions to come whose scores are taken apart; whoever keeps the parts sets it anew."""
 
     def route(self, request: RouteRequest, exclude: Collection[str] = ()) -> Lease:
         """Choose among the replicas not in `exclude`, and count the request against the one chosen.
@@ -172,6 +180,10 @@ class Router:
                 decision = self.policy.choose(asking, free, self.rng)
         name = decision.replica.name
         lease = Lease(request, fleet.replicas[name], self.index)
+        lease.choice, lease.asked = decision, asking
+        if self.to_explain:  # before this request counts
+            self.to_explain -= 1
+            lease.terms = base.terms(self.policy, asking, decision)
         if matched:
             lease.matched = matched.get(name, 0)
             lease.available = max([matched.get(view.name, 0) for view in everyone])
@@ -179,7 +191,6 @@ class Router:
             name, request.tokens - lease.matched, request.sequences, stream=request.stream
         )
         lease.decision = classify(request, lease, by_session=decision.by_session)
-        lease.choice = decision
         if lease.replica.shares_in_flight:
             lease.place()
         return lease

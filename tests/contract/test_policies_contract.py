@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import policies
 from policies import registry
-from policies.base import Decision, Replica, Request
+from policies.base import Decision, Explained, Replica, Request, terms
 
 NAMES = registry.names()
 SECTIONS = ["Idea", "Use when", "Cost", "How it fails", "Parameters"]
@@ -89,6 +89,33 @@ def test_a_policy_leaves_global_randomness_alone(name, situation):
     before = random.getstate()
     registry.create(name).choose(request, fleet, Random(1))
     assert random.getstate() == before
+
+
+@each_policy
+@settings(max_examples=150)
+@given(
+    situation=situations(),
+    seed=st.integers(0, 2**32),
+    urgency=st.floats(0.1, 10),
+    waits=st.lists(st.integers(0, 300), max_size=6),
+)
+def test_the_parts_of_a_score_add_up_to_it(name, situation, seed, urgency, waits):
+    request, fleet = situation
+    request.urgency = urgency
+    for replica, extra in zip(fleet, waits, strict=False):
+        replica.in_flight += extra
+    policy = registry.create(name)
+    decision = policy.choose(request, fleet, Random(seed))
+    before = copy.deepcopy((request, fleet))
+    parts = terms(policy, request, decision)
+    assert (request, fleet) == before
+    if parts is None:
+        assert not isinstance(policy, Explained)
+        assert not decision.scores
+        return
+    assert [sum(each.values()) for each in parts] == pytest.approx(list(decision.scores), rel=1e-9, abs=1e-12)
+    assert all(part >= 0 for each in parts for part in each.values())
+    assert policy.unit in ("seconds", "points")
 
 
 @each_policy
