@@ -22,8 +22,7 @@ from proxy.fleet import Fleet
 from proxy.found import Found
 from proxy.live import Live
 from proxy.overview import Overview
-from proxy.replica import Replica
-from proxy.roster import Roster
+from proxy.roster import Member, Roster
 from proxy.spec import ReplicaSpec
 
 ENGINE_SECONDS = 60.0
@@ -80,12 +79,12 @@ class Admin:
         if not path.startswith("/admin/replicas/"):
             raise NotFound("nothing is served here; /admin/replicas lists the replicas")
         name = unquote(named)
-        self._roster.member(name)  # raises NotFound
+        member = self._roster.member(name)  # raises NotFound
         if not slash:
             return self._one(request, name)
         if rest == "drain":
             return self._drain(request, name)
-        return await self._engine(request, self._fleet.replicas[name], rest)
+        return await self._engine(request, member, rest)
 
     @property
     def closed(self) -> bool:
@@ -134,7 +133,7 @@ class Admin:
             return web.Response(status=204)
         if request.method != "GET":
             raise MethodNotAllowed("/admin/replicas/NAME takes GET and DELETE")
-        return _json(self._overview.replica(self._fleet.replicas[name]))
+        return _json(self._named(name))
 
     def _drain(self, request: web.BaseRequest, name: str) -> web.Response:
         if request.method == "POST":
@@ -143,7 +142,16 @@ class Admin:
             self._roster.undrain(name)
         else:
             raise MethodNotAllowed("/admin/replicas/NAME/drain takes POST, and DELETE to end it")
-        return _json(self._overview.replica(self._fleet.replicas[name]))
+        return _json(self._named(name))
+
+    def _named(self, name: str) -> dict[str, object]:
+        """What there is to say of a replica; of an engine with ranks, of each of them."""
+        replica = self._fleet.replicas.get(name)
+        if replica is not None:
+            return self._overview.replica(replica)
+        member = self._roster.member(name)
+        there = [self._overview.replica(each) for each in member.replicas]
+        return {"name": name, "url": member.found.spec.url, "source": member.source, "ranks": there}
 
     async def _flush(self, _: web.BaseRequest) -> web.Response:
         """Forget what every replica holds, but for what its events say; what engines hold stays."""
@@ -154,13 +162,14 @@ class Admin:
     async def _policy(self, _: web.BaseRequest) -> web.Response:
         return _json({"policy": self._settings.policy, "params": self._settings.policy_params})
 
-    async def _engine(self, request: web.BaseRequest, replica: Replica, rest: str) -> web.Response:
-        """Pass a call that controls the engine to it, with the proxy's own key."""
+    async def _engine(self, request: web.BaseRequest, member: Member, rest: str) -> web.Response:
+        """Pass a call that controls the engine to it, with the proxy's own key; it is for all its ranks."""
+        spec = member.found.spec
         body = await bodies.read(
             request, int(self._settings.limits.body_bytes), self._settings.timeouts.request
         )
         _, _, query = request.raw_path.partition("?")
-        url = f"{replica.url}/{rest}" + (f"?{query}" if query else "")
+        url = f"{spec.url}/{rest}" + (f"?{query}" if query else "")
         headers = {name: request.headers[name] for name in _ENGINE_HEADERS if name in request.headers}
         try:
             async with self._http.request(
@@ -169,15 +178,17 @@ class Admin:
                 data=body or None,
                 headers=headers,
                 allow_redirects=False,
-                server_hostname=replica.server_name,
+                server_hostname=spec.server_name,
                 timeout=aiohttp.ClientTimeout(total=ENGINE_SECONDS),
             ) as reply:
                 content = await reply.read()
                 kind = reply.headers.get("Content-Type", "application/octet-stream")
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise UpstreamFailed(f"replica {replica.name} did not answer ({type(error).__name__})") from error
+            raise UpstreamFailed(f"replica {spec.name} did not answer ({type(error).__name__})") from error
         if reply.ok and request.method == "POST" and rest in ("reset_prefix_cache", "flush_cache", "sleep"):
-            self._flushed(replica.name)
+            for replica in member.replicas:
+                if not replica.gone:
+                    self._flushed(replica.name)
         return web.Response(status=reply.status, body=content, headers={"Content-Type": kind})
 
 

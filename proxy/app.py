@@ -114,6 +114,7 @@ class Proxy:
             self._tasks,
             described=self._described,
             restarted=self._restarted,
+            divided=lambda name, ranks: self._roster.divide(name, ranks),  # noqa: PLW0108 - it comes later
         )
         self._ingest = Ingest(
             self.fleet,
@@ -173,6 +174,7 @@ class Proxy:
             hop.priority,
             connect=self._connections,
             ordered=exchanges.ordered,
+            steered=exchanges.steered,
         )
         overview = Overview(
             settings.policy,

@@ -199,7 +199,7 @@ class Attempt:
             request.method.encode(),
             request.target,
             self.pool.host,
-            work.fields,
+            [*work.fields, *self._replica.fields] if self._replica.fields else work.fields,
             len(body) if work.has_body else None,
         )
         relay = self._relay = Relay(

@@ -133,6 +133,7 @@ class Settings(BaseSettings):
     {"url", "name", "engine": "vllm"|"sglang"|"llama_cpp"|"openai", "model", "capacity" (KV blocks),
     "block_size", "max_seqs", "priority": "low_first"|"high_first" (which values its engine takes first,
     if it schedules by priority), "server_name" (that its certificate is for, if not the URL's host),
+    "ranks" (data-parallel ranks behind the URL, each then a replica of its own, NAME@RANK),
     "kv_events" and "kv_replay" (tcp://host:port, of the engine's KV events and of their replay)}; what is
     absent is asked of the replica"""
     discovery: Literal["static", "dns", "kubernetes"] = "static"

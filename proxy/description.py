@@ -24,7 +24,7 @@ class FeedSpec:
     rank: int = 0
     """Data-parallel rank that publishes here."""
     ranks: int = 1
-    """Ranks that the engine has behind its one address."""
+    """Ranks that a request to this replica may reach: 1 where it is steered to one."""
 
 
 class Load(NamedTuple):
@@ -61,6 +61,8 @@ class Description:
     """Unix time; changes when the process restarts."""
     caches: bool = True
     """False if the engine says that it keeps no prefixes."""
+    ranks: int | None = None
+    """Data-parallel ranks behind its engine's address, each a replica of its own; None if nobody says."""
     feed: FeedSpec | None = None
     """None if it publishes nothing, or does not say where."""
 

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 from aiohttp import web
 
-from proxy import bodies, engine_priority
+from proxy import bodies, engine_priority, ranks
 from proxy.answers import RELAYED_LAST, answer
 from proxy.attempt import Work
 from proxy.callers import Caller
@@ -109,6 +109,10 @@ class Exchanges:
         self._orders = by_priority
         header = engine_priority.HEADER
         self._drop = self._drop | header if by_priority else self._drop - header
+
+    def steered(self, by_rank: bool) -> None:  # noqa: FBT001 - a callback of one argument
+        """Whether some engine has ranks: then the rank is the proxy's to choose, whatever a client says."""
+        self._drop = self._drop | ranks.HEADER if by_rank else self._drop - ranks.HEADER
 
     async def answer(self, request: Request, endpoint: Endpoint | None) -> web.StreamResponse:
         """Answer a request: routed by its prompt, or, without an endpoint, passed on by load.

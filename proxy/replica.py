@@ -15,6 +15,7 @@ from proxy.caution import Caution
 from proxy.concurrency import Limit
 from proxy.description import NOTHING, Description, Load
 from proxy.learning import FleetLine, ReplicaRate
+from proxy.ranks import Fields
 
 SLOT_STEP = 0.1
 """Weight of one request in the learned time that a sequence holds its slot."""
@@ -46,6 +47,7 @@ class Replica:
         "caution",
         "description",
         "elsewhere",
+        "fields",
         "gone",
         "held",
         "limit",
@@ -62,6 +64,8 @@ class Replica:
         self.url = url
         self.server_name: str | None = None
         """Whom its certificate names, where that is not the URL's host."""
+        self.fields: Fields = ()
+        """What requests to it carry beside their clients' fields."""
         self.description = description
         self.up = False
         self.held: set[str] = set()

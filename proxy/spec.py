@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     PositiveInt,
     StringConstraints,
     ValidationInfo,
@@ -44,11 +45,16 @@ class ReplicaSpec(Frozen):
     engine: Literal["vllm", "sglang", "llama_cpp", "openai"] | None = None
     model: Text | None = None
     capacity: PositiveInt | None = None
-    """Blocks that its KV cache holds."""
+    """Blocks that its KV cache holds; each of its ranks, if it has several."""
     block_size: PositiveInt | None = None
     """Tokens per block."""
     max_seqs: PositiveInt | None = None
-    """Sequences that it runs at once."""
+    """Sequences that it runs at once; each of its ranks, if it has several."""
+    ranks: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Data-parallel ranks behind its address, each then a replica of its own, `name@rank`.
+
+    1: its own balancer chooses among them, and what they cache is guessed.
+    """
     priority: Literal["low_first", "high_first"] | None = None
     """Whether its engine schedules by priority, and which values it takes first: vLLM with
     --scheduling-policy priority low_first, SGLang with --enable-priority-scheduling high_first."""
@@ -60,7 +66,7 @@ class ReplicaSpec(Frozen):
     `tcp://*:port` where the engine dials in to this proxy; `off`: they are not followed.
     """
     kv_replay: Text | None = None
-    """`tcp://host:port` where its engine replays them."""
+    """`tcp://host:port` where its engine replays them; of the first rank if it has several."""
 
     @model_validator(mode="before")
     @classmethod

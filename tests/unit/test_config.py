@@ -427,7 +427,13 @@ def test_replicas_as_urls_and_as_objects():
     assert (other.url, other.name) == ("https://two", "two")
     given = {"url": "http://a:1", "name": "a", "engine": "sglang", "model": "m", "capacity": 9}
     given |= {"priority": "high_first", "server_name": "a.example"}
-    given |= {"block_size": 64, "max_seqs": 256, "kv_events": "tcp://a:5557", "kv_replay": "tcp://[::1]:5558"}
+    given |= {
+        "block_size": 64,
+        "max_seqs": 256,
+        "ranks": 2,
+        "kv_events": "tcp://a:5557",
+        "kv_replay": "tcp://[::1]:5558",
+    }
     for text in (json.dumps(given), json.dumps([given])):
         (replica,) = settings({"replicas": text}).settings.replicas
         assert replica.model_dump() == given

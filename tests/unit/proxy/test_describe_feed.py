@@ -36,7 +36,7 @@ def spec(**fields: Any) -> ReplicaSpec:
 
 
 def vllm(rank: int = 0, **changed: Any) -> FeedSpec | None:
-    return describe.read_kv_event_sources(json.dumps({"0": {**VLLM, **changed}}).encode(), rank)
+    return describe.read_kv_event_sources(json.dumps({"0": {**VLLM, **changed}}).encode()).get(rank)
 
 
 def sglang(**told: Any) -> FeedSpec | None:
@@ -55,10 +55,86 @@ def test_vllm_tells_its_sources_and_a_wildcard_is_its_own_host():
 
 def test_each_data_parallel_rank_has_its_own_source():
     body = json.dumps({"0": VLLM, "1": {**VLLM, "endpoint": "tcp://*:9102"}}).encode()
-    told = describe.read_kv_event_sources(body, rank=1)
-    assert told is not None
-    assert (told.endpoint, told.rank, told.ranks) == ("tcp://*:9102", 1, 2)
-    assert describe.read_kv_event_sources(body, rank=2) is None
+    feeds = describe.read_kv_event_sources(body)
+    assert [(feed.endpoint, feed.rank, feed.ranks) for feed in feeds.values()] == [
+        ("tcp://*:9101", 0, 2),
+        ("tcp://*:9102", 1, 2),
+    ]
+
+
+def listed(*ranks: int, endpoint: str = "tcp://10.0.0.1:{}") -> list[dict[str, Any]]:
+    """As newer vLLMs answer."""
+    return [
+        {"data_parallel_rank": r, "endpoint": endpoint.format(5557 + r), "replay_endpoint": None, "topic": ""}
+        for r in ranks
+    ]
+
+
+@pytest.mark.parametrize("wrap", [lambda sources: sources, lambda sources: {"sources": sources}])
+def test_a_list_of_sources_says_the_same(wrap):
+    feeds = describe.read_kv_event_sources(json.dumps(wrap(listed(1, 0))).encode())
+    assert {rank: feed.endpoint for rank, feed in feeds.items()} == {
+        0: "tcp://10.0.0.1:5557",
+        1: "tcp://10.0.0.1:5558",
+    }
+
+
+def test_ranks_that_all_tell_the_configured_endpoint_have_the_ports_above_it():
+    feeds = describe.read_kv_event_sources(json.dumps({"0": VLLM, "1": VLLM, "2": VLLM}).encode())
+    assert [(f.endpoint, f.replay, f.rank) for f in feeds.values()] == [
+        (f"tcp://*:{9101 + rank}", f"tcp://*:{10101 + rank}", rank) for rank in range(3)
+    ]
+
+
+def ranks(configured: ReplicaSpec, engine: Description, body: Any = None, page: str | None = None) -> Any:
+    feeds = {} if body is None else describe.read_kv_event_sources(json.dumps(body).encode())
+    return describe.by_rank(configured, engine, feeds, page)
+
+
+def test_each_rank_is_described_for_itself():
+    page = "\n".join(
+        f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="{100 + rank}"}} 1.0'
+        for rank in (1, 0)
+    )
+    one, other = ranks(spec(), Description(engine="vllm"), listed(0, 1), page)
+    assert (one.cache_blocks, other.cache_blocks) == (100, 101)
+    assert (one.ranks, other.ranks) == (2, 2)
+    assert [each.feed.endpoint for each in (one, other)] == ["tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"]
+    assert [each.feed.ranks for each in (one, other)] == [1, 1]  # a request is steered to one
+
+
+def test_what_is_configured_is_of_the_first_rank_and_prevails():
+    configured = spec(ranks=3, kv_events="tcp://pod-7:7000", kv_replay="tcp://pod-7:8000", capacity=9)
+    told = ranks(configured, Description(engine="vllm", cache_blocks=100), listed(0, 1))
+    assert [(d.feed.endpoint, d.feed.replay, d.feed.rank, d.cache_blocks) for d in told] == [
+        (f"tcp://pod-7:{7000 + rank}", f"tcp://pod-7:{8000 + rank}", rank, 9) for rank in range(3)
+    ]
+
+
+def test_ranks_that_are_left_to_the_engine_are_one_replica_whose_events_tell_nothing():
+    (only,) = ranks(spec(ranks=1), Description(engine="vllm"), listed(0, 1))
+    assert only.feed.ranks == 2
+    (only,) = ranks(spec(), Description(engine="vllm"), listed(4, 5))  # which rank is which, nobody says
+    assert only.feed.ranks == 2
+
+
+def test_a_server_of_one_rank_of_several_is_one_replica():
+    (only,) = ranks(spec(), Description(engine="vllm"), listed(3))
+    assert (only.feed.endpoint, only.feed.ranks) == ("tcp://10.0.0.1:5560", 1)
+
+
+def test_sglang_tells_how_many_ranks_there_are_without_events_too():
+    engine = Description(engine="sglang")
+    told = {"dp_size": 2, "page_size": 16, "max_running_requests": 64, "enable_dp_attention": True}
+    describe.read_server_info(json.dumps(told).encode(), engine)
+    both = ranks(spec(), engine)
+    assert [(each.max_seqs, each.feed, each.ranks) for each in both] == [(32, None, 2)] * 2
+
+
+def test_a_rank_is_as_full_as_its_own_label_says():
+    page = 'vllm:kv_cache_usage_perc{engine="0"} 0.2\nvllm:kv_cache_usage_perc{engine="1"} 0.6\n'
+    assert [describe.kv_usage(page, rank) for rank in (0, 1, 7, None)] == [0.2, 0.6, 0.4, 0.4]
+    assert describe.kv_usage("sglang:token_usage 0.5", 1) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -71,7 +147,7 @@ def test_an_engine_that_publishes_nothing_has_no_feed(changed):
 
 @pytest.mark.parametrize("noise", [b"", b"[]", b"null", b"{", b'{"0":[]}', b'{"detail":"Not Found"}'])
 def test_what_is_no_answer_is_no_feed(noise):
-    assert describe.read_kv_event_sources(noise) is None
+    assert describe.read_kv_event_sources(noise) == {}
 
 
 def test_sglang_tells_a_port_and_the_flags_text_tells_the_replay():

@@ -1,0 +1,23 @@
+"""Data-parallel ranks: one engine behind one address, in several parts that each have a cache of their own.
+
+Each rank is a replica of its own, `name@rank`, and a request is steered to it by a header field. Pure.
+Invariant: no configured name holds an `@`, so a rank's name is never another replica's.
+"""
+
+from typing import Final
+
+FIELD: Final = b"X-data-parallel-rank"
+"""Read by vLLM and SGLang alike."""
+HEADER: Final = frozenset((FIELD.lower(),))
+
+Fields = tuple[tuple[bytes, bytes], ...]
+
+
+def names(engine: str, ranks: int) -> tuple[str, ...]:
+    """The replicas that an engine is, by rank: itself where it has only one."""
+    return (engine,) if ranks == 1 else tuple(f"{engine}@{rank}" for rank in range(ranks))
+
+
+def fields(rank: int, ranks: int) -> Fields:
+    """What a request to this rank carries beside its client's fields."""
+    return () if ranks == 1 else ((FIELD, b"%d" % rank),)
