@@ -67,13 +67,20 @@ class Admin:
             ("GET", "/admin/live"): live.stream,
         }
 
+    def serve(
+        self, method: str, path: str, act: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    ) -> None:
+        """Answer /admin/NAME, or, where `path` ends in a slash, all that is below it. `act` raises ProxyError."""
+        self._paths[method, path] = act
+
     async def handle(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """Answer one request under /admin. Raises ProxyError."""
         self._authorize(request)
-        act = self._paths.get((request.method, path))
+        below = "/".join(path.split("/", 3)[:3]) + "/"
+        act = self._paths.get((request.method, path)) or self._paths.get((request.method, below))
         if act is not None:
             return await act(request)
-        if any(known == path for _, known in self._paths):
+        if any(known in (path, below) for _, known in self._paths):
             raise MethodNotAllowed(f"{path} does not take {request.method}")
         named, slash, rest = path.removeprefix("/admin/replicas/").partition("/")
         if not path.startswith("/admin/replicas/"):
