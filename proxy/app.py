@@ -127,8 +127,9 @@ class Proxy:
         self.ledger = Ledger(self.metrics, RequestLog(json=settings.log_format == "json"))
         index = self.index if link is None else ToldIndex(self.index, self._sharing.audience)
         policy = registry.create(settings.policy, settings.policy_params)
-        by_policy = Router(self.fleet, index, policy, Random())
-        by_load = Router(self.fleet, index, registry.create("least_load", {}), Random())
+        by_policy = Router(self.fleet, index, policy, Random(), name=settings.policy)
+        least_load = registry.create("least_load", {})
+        by_load = Router(self.fleet, index, least_load, Random(), name="least_load")
         concurrency = settings.limits.concurrency
         self.fleet.limit(concurrency)
         admission = Admission(self.fleet, settings.priority, prefill=patience(concurrency))

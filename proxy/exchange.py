@@ -6,6 +6,7 @@ in OpenAI's shape or passed on; no exception's text ever reaches it.
 
 import asyncio
 import re
+from collections.abc import Callable
 from random import Random
 from time import monotonic, time
 
@@ -32,7 +33,7 @@ from proxy.prompt.parse import Endpoint, Parsed, parse, splice_model
 from proxy.reader import INLINE_CHARACTERS, LARGE_BODY, Reader
 from proxy.record import Record
 from proxy.request import Request
-from proxy.router import Router
+from proxy.router import Router, RouteRequest
 from proxy.traffic import OTHER, Seen
 
 _WITH_BODY = ("POST", "PUT", "PATCH")
@@ -93,7 +94,8 @@ class Exchanges:
         self._ranks = {name.encode(): (rank, name) for rank, name in enumerate(classes)}
         self._most = {name: (rank, name) for rank, name in enumerate(classes)}
         self._usual = classes.index(settings.priority.default), settings.priority.default
-        self._policy = settings.policy
+        self.split: Callable[[RouteRequest], Router] | None = None
+        """Whose router a request gets while there is a canary."""
         self._seen = Seen()
         self._ids = Random()
         self._body_limit = int(settings.limits.body_bytes)
@@ -140,7 +142,7 @@ class Exchanges:
                 await self._understand(work, endpoint, noted, caller)
             fields += gate.credentials
             fields.append((b"X-Request-Id", record.id.encode()))
-            record.policy = self._policy if work.router is self._by_policy else "least_load"
+            record.policy, record.arm = work.router.name, work.router.arm
             return await self._dispatcher.send(work)
         except ProxyError as error:
             record.status, record.reason = error.status, error.code
@@ -245,6 +247,8 @@ class Exchanges:
             route.block_tokens = pool.block_tokens(keying)
             route.exact = keying.counts_exactly
             route.affinity = keying.affinity
+        if self.split is not None:
+            work.router = self.split(route)
         gate.rates.prompt(caller, route.tokens, record.started)
         work.charged = route.tokens
         record.group = self._seen.group(route.keys, route.block_tokens)

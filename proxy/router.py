@@ -7,7 +7,7 @@ however its request ends, and nothing else gives back what `route` took.
 from __future__ import annotations  # array[int] is no class before Python 3.12
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 
@@ -144,11 +144,26 @@ class Lease:
 class Router:
     """Chooses a replica for each request."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, policy: base.Policy, rng: Random) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        policy: base.Policy,
+        rng: Random,
+        *,
+        name: str = "",
+        arm: str = "main",
+    ) -> None:
         self.fleet = fleet
         self.index = index
         self.policy = policy
         self.rng = rng
+        self.name = name
+        """The policy's, for whoever reads the metrics."""
+        self.arm = arm
+        """Which side of a canary this is."""
+        self.among: Callable[[list[base.Replica]], list[base.Replica]] | None = None
+        """Those of some candidates that are this side's, if it has replicas of its own; all, if none is."""
         self.to_explain = 0
         """Decisions to come whose scores are taken apart; whoever keeps the parts sets it anew."""
 
@@ -162,6 +177,8 @@ class Router:
         candidates = fleet.candidates(request.model)
         if exclude:
             candidates = [view for view in candidates if view.name not in exclude]
+        if self.among is not None:
+            candidates = self.among(candidates)
         everyone = candidates
         if fleet.tripped and not exclude and (trial := fleet.on_trial(request.model)) is not None:
             candidates = [trial]
