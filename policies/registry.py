@@ -78,6 +78,11 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_policies))
 
 
+def unit(name: str) -> str:
+    """What a policy's scores are counted in: `seconds`, or `points` where they have no unit."""
+    return str(getattr(_find(name), "unit", "points"))
+
+
 def create(name: str, params: Mapping[str, object] | None = None) -> Policy:
     """Build a policy. ValueError names what is unknown, the nearest match, or what is wrong with a value."""
     policy = _find(name)

@@ -70,7 +70,7 @@ class Admin:
     def serve(
         self, method: str, path: str, act: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
     ) -> None:
-        """Answer /admin/NAME, or, where `path` ends in a slash, all that is below it. `act` raises ProxyError."""
+        """Answer /admin/NAME, or, where `path` ends in a slash, all below it. `act` may raise ProxyError."""
         self._paths[method, path] = act
 
     async def handle(self, request: web.BaseRequest, path: str) -> web.StreamResponse:

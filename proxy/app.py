@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from policies import registry
-from proxy import discovery, probes, redis_url
+from proxy import discovery, explained, probes, redis_url
 from proxy.admin import Admin
 from proxy.admission import Admission
 from proxy.attempt import Hop
@@ -22,6 +22,7 @@ from proxy.concurrency import patience
 from proxy.config import Settings
 from proxy.discovery.source import SourceMetrics, follow
 from proxy.dispatch import Dispatcher
+from proxy.dry_run import DryRun
 from proxy.engine_tokens import EngineTokens
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
@@ -42,6 +43,7 @@ from proxy.pools import Pools
 from proxy.probes import Probes
 from proxy.queue_metrics import QueueMetrics
 from proxy.reader import Reader
+from proxy.recent import Recent
 from proxy.replica import Replica
 from proxy.roster import Roster
 from proxy.router import Router
@@ -149,6 +151,7 @@ class Proxy:
         self.metrics.register(TruthMetrics(self._ingest, self._sharing, hop.drift))
         self.metrics.register(QueueMetrics(admission))
         self._dispatcher = Dispatcher(hop)
+        reader = Reader(self.metrics, self._executor, budget_seconds=settings.tokenizer_budget_ms / 1000)
         exchanges = Exchanges(
             settings,
             self.pools,
@@ -157,7 +160,7 @@ class Proxy:
             self._dispatcher,
             self.metrics,
             self.ledger,
-            Reader(self.metrics, self._executor, budget_seconds=settings.tokenizer_budget_ms / 1000),
+            reader,
             self.gate,
         )
         self._source = discovery.source(settings, self._names)
@@ -199,6 +202,10 @@ class Proxy:
             flushed=self._flushed,
             forget=self._forget,
         )
+        recent = Recent(by_policy)
+        self.ledger.readers.append(recent.read)
+        dry_run = DryRun(settings, lambda _: by_policy, self.index, self.pools, reader, self.gate, admission)
+        explained.serve(admin, self.ledger, recent, dry_run)
         self._exchanges = exchanges
         self._server = Server(
             settings, self.fleet, self.pools, exchanges, self.ledger, admin, self.gate, parts=self._parts

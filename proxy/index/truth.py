@@ -223,6 +223,10 @@ class TrueIndex:
             self._overlay.settle(replica, removed)
             self._overlay.settle(replica, stored)
 
+    def confirmed(self, keys: array[int]) -> dict[str, int]:
+        """Of what `match` tells, the blocks that the replicas' own events bear out."""
+        return self._confirmed.match(keys).copy()
+
     def confirmed_blocks(self, replica: str) -> int:
         """Blocks that this replica's events said it holds."""
         return self._confirmed.blocks(replica)
