@@ -45,10 +45,12 @@ async def serve(
     report_cached: bool = True,
     adapters: Sequence[str] = (),
     events: EventOptions | None = None,
+    ranks: int = 1,
 ) -> AsyncIterator[list[RunningReplica]]:
     """One replica a port on the running loop, until the block is left; port 0 is a free one.
 
-    `events` makes them publish KV events; a port in it is the first replica's, the next has the next.
+    `events` makes them publish KV events; a port in it is the first replica's, the next has the next. `ranks`
+    are data-parallel, of each: each takes ports of its own for its events.
     """
     limit = min(max_model_len or 32768, spec.blocks * spec.block_size)
     identity = Identity(model, limit, seed, report_cached, tuple(adapters))
@@ -62,10 +64,12 @@ async def serve(
         for number, port in enumerate(ports):
             theirs = events and replace(
                 events,
-                port=events.port and events.port + number,
-                replay_port=events.replay_port and events.replay_port + number,
+                port=events.port and events.port + number * ranks,
+                replay_port=events.replay_port and events.replay_port + number * ranks,
             )
-            one = RunningReplica(spec, prompt, identity, host=host, port=port, events=theirs, context=context)
+            one = RunningReplica(
+                *(spec, prompt, identity), host=host, port=port, events=theirs, context=context, ranks=ranks
+            )
             stack.push_async_callback(one.close)
             await one.start()
             running.append(one)
@@ -91,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--max-seqs", type=int)
     options.add_argument("--max-batched-tokens", type=int)
     options.add_argument("--prefill-tokens-per-s", type=float)
+    options.add_argument("--ranks", type=int, default=1, help="data-parallel ranks, each with its own cache")
     options.add_argument("--model", default="simulated", help="the served model's name")
     options.add_argument("--adapters", help="LoRA adapters that are served too: one,two")
     options.add_argument("--max-model-len", type=int)
@@ -151,6 +156,7 @@ async def run(arguments: argparse.Namespace) -> None:
         report_cached=not arguments.no_cached_tokens,
         adapters=arguments.adapters.split(",") if arguments.adapters else (),
         events=events_from(arguments),
+        ranks=arguments.ranks,
     ) as running:
         for one in running:
             print(

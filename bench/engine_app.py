@@ -86,7 +86,7 @@ class _Engine:
         return json_response({"version": "0.32.0+simulated"})
 
     async def load(self, _request: web.Request) -> web.Response:
-        return json_response({"server_load": self._replica.in_flight})
+        return json_response({"server_load": sum(rank.in_flight for rank in self._replica.ranks)})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         return web.Response(text=exposition(self._replica))
@@ -130,12 +130,16 @@ class _Engine:
             raise errors.wrong_type("tokens", "list", tokens) from error
 
     async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
-        return json_response({"success": self._replica.reset_cache()})
+        return json_response({"success": self._reset()})
+
+    def _reset(self) -> bool:
+        """Of all ranks: one that is busy keeps its cache, as does the engine's word that all is done."""
+        return all([rank.reset_cache() for rank in self._replica.ranks])  # noqa: C419 - each is asked
 
     async def kv_event_sources(self, _request: web.Request) -> web.Response:
         """Where each data-parallel rank publishes, as vLLM tells."""
-        assert self._replica.publisher is not None
-        return json_response({"0": self._replica.publisher.config()})
+        publishers = [rank.publisher for rank in self._replica.ranks if rank.publisher is not None]
+        return json_response({str(rank): each.config() for rank, each in enumerate(publishers)})
 
     async def server_info(self, _request: web.Request) -> web.Response:
         """The part of SGLang's that a router reads."""
@@ -149,12 +153,13 @@ class _Engine:
             "page_size": replica.spec.block_size,
             "max_total_num_tokens": replica.spec.blocks * replica.spec.block_size,
             "max_running_requests": replica.spec.max_seqs,
+            "dp_size": len(replica.ranks),
             "version": "0.5.23+simulated",
-            **replica.publisher.sglang_fields(),
+            **replica.publisher.sglang_fields(len(replica.ranks)),
         }
         return json_response(content)
 
     async def flush_cache(self, _request: web.Request) -> web.Response:
         """SGLang's name for /reset_prefix_cache."""
-        done = self._replica.reset_cache()
+        done = self._reset()
         return web.Response(text="Cache flushed.\n" if done else "Busy.\n", status=200 if done else 400)

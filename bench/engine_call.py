@@ -68,20 +68,17 @@ class Call:
             raise errors.invalid_json(error.start, "Invalid UTF-8") from error
         if not isinstance(body, dict):
             raise errors.wrong_type("", "dictionary", type(body).__name__)
-        call = cls(replica, request, body, received)
-        call.check(request)
+        call = cls(_rank(replica, request), request, body, received)
+        call.check()
         return call
 
-    def check(self, request: web.Request) -> None:
+    def check(self) -> None:
         """Refuse what vLLM refuses before it looks at the prompt."""
         named = self.body.get("model")
         if named is not None and named not in self.identity.models:
             raise errors.unknown_model(named, ", ".join(self.identity.models))
         if self.body.get("cache_salt") == "":
             raise errors.empty_salt()
-        rank = request.headers.get("X-data-parallel-rank", "0")
-        if rank.isdecimal() and int(rank) != 0:
-            raise errors.rank_out_of_range(int(rank))
         for name, kind, types in _TYPES:
             value = self.body.get(name)
             if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
@@ -222,6 +219,15 @@ _TYPES: Sequence[tuple[str, str, type | tuple[type, ...]]] = (
     ("cache_salt", "string", str),
     ("stream_options", "dictionary", dict),
 )
+
+
+def _rank(replica: Replica, request: web.Request) -> Replica:
+    """The data-parallel rank that a request is for; what is no number is ignored, as by vLLM."""
+    named = request.headers.get("X-data-parallel-rank", "")
+    rank = int(named) if named.isascii() and named.isdecimal() else None
+    if rank is not None and rank >= len(replica.ranks):
+        raise errors.rank_out_of_range(rank, len(replica.ranks))
+    return replica.at(rank)
 
 
 def _as_ids(numbers: list[Any], name: str) -> "array[int]":

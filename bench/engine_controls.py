@@ -52,7 +52,7 @@ class Controls:
 
     async def cache(self, _request: web.Request) -> web.Response:
         """Count what is cached."""
-        return json_response({"blocks": self._running.replica.model.cache.cached})
+        return json_response({"blocks": sum(rank.model.cache.cached for rank in self._running.ranks)})
 
     async def faults(self, request: web.Request) -> web.Response:
         """Change some."""

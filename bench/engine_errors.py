@@ -107,6 +107,6 @@ def empty_salt() -> ApiError:
     )
 
 
-def rank_out_of_range(rank: int) -> ApiError:
-    """There is one data-parallel rank: 0."""
-    return ApiError(f"data_parallel_rank {rank} is out of range [0, 1).")
+def rank_out_of_range(rank: int, ranks: int) -> ApiError:
+    """There are only so many data-parallel ranks."""
+    return ApiError(f"data_parallel_rank {rank} is out of range [0, {ranks}).")

@@ -2,7 +2,7 @@
 
 Shapes: vLLM 0.32's were captured from the real engine; its older positional ones and SGLang's follow the
 public definitions of their event types. Every event is of the GPU's tier and of the one full-attention group
-that the simulated engine has, and every batch of data-parallel rank 0.
+that the simulated engine has.
 
 Where a step both evicts and stores, each sequence's evictions come before what it stored, as in vLLM.
 """
@@ -59,8 +59,13 @@ class _Store(NamedTuple):
 class Encoder:
     """One engine's form of its events."""
 
-    def __init__(self, dialect: Dialect, block_size: int, *, bytes_hashes: bool = False) -> None:
-        """`bytes_hashes`: 32 bytes a hash, as vLLM does with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0."""
+    def __init__(
+        self, dialect: Dialect, block_size: int, *, bytes_hashes: bool = False, rank: int = 0
+    ) -> None:
+        """`bytes_hashes`: 32 bytes a hash, as vLLM does with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0.
+
+        `rank`: the data-parallel rank whose cache is told of.
+        """
         if dialect not in DIALECTS:
             raise ValueError(f"unknown dialect {dialect!r}; there are {', '.join(DIALECTS)}")
         self.sglang = dialect.startswith("sglang")
@@ -69,6 +74,7 @@ class Encoder:
         self._hash = _as_digest if bytes_hashes else _as_signed if self.sglang else _as_it_is
         self._arrays = dialect.endswith("-arrays")
         self._block_size = block_size
+        self._rank = rank
         self._shared: dict[int, int] = {}
         """Of cached blocks whose hash is not their key: SGLang's of an adapter, told as the base model's."""
         forms: dict[Dialect, Callable[[_Store], list[Any] | dict[str, Any]]] = {
@@ -88,7 +94,7 @@ class Encoder:
         for change in changes:
             events += map(self._remove, self._removals(change.removed))
             events += map(self._store, self._stores(change))
-        return _ENCODE([published, events, 0])
+        return _ENCODE([published, events, self._rank])
 
     def forget(self) -> None:
         """Nothing is cached any more."""

@@ -15,6 +15,9 @@ import zmq.asyncio
 from bench.engine_events import Change, Dialect, Encoder
 from bench.engine_feed import BUFFER_STEPS, HWM, Faults, Feed
 
+ROWS = 50
+"""Rows of ports that are tried where any will do."""
+
 
 @dataclass(frozen=True, slots=True)
 class EventOptions:
@@ -41,8 +44,9 @@ class Publisher:
         host: str,
         topic: str,
         block_size: int,
+        rank: int = 0,
     ) -> None:
-        self._encoder = Encoder(options.dialect, block_size, bytes_hashes=options.bytes_hashes)
+        self._encoder = Encoder(options.dialect, block_size, bytes_hashes=options.bytes_hashes, rank=rank)
         with_topic = options.dialect == "vllm" if options.replay_topic is None else options.replay_topic
         self.feed = Feed(
             context,
@@ -99,10 +103,10 @@ class Publisher:
             "topic": self.feed.topic,
         }
 
-    def sglang_fields(self) -> dict[str, Any]:
+    def sglang_fields(self, ranks: int) -> dict[str, Any]:
         """What SGLang's /server_info has of it: how it was configured, and what a router needs to subscribe.
 
-        Only the former names the replay endpoint.
+        Of the first of so many ranks. Only the former names the replay endpoint.
         """
         config = self.config()
         del config["enable_kv_cache_events"]
@@ -114,6 +118,29 @@ class Publisher:
                 "endpoint_port_base": self.feed.port,
                 "topic": self.feed.topic,
                 "block_size": self._block_size,
-                "dp_size": 1,
+                "dp_size": ranks,
             },
         }
+
+
+async def open_in_a_row(publishers: Sequence[Publisher]) -> None:
+    """Open the feeds of an engine's ranks: the ports of rank r are r above the first's.
+
+    Free ports (0) are chosen so that there are as many in a row. Raises OSError.
+    """
+    first = publishers[0].feed
+    chosen = first.port, first.replay_port
+    for left in reversed(range(ROWS)):
+        try:
+            await publishers[0].open()
+            for rank, each in enumerate(publishers[1:], 1):
+                each.feed.port, each.feed.replay_port = first.port + rank, first.replay_port + rank
+                await each.feed.open(patience=5.0 if all(chosen) else 0.0)
+        except OSError:
+            for each in publishers:
+                await each.close()
+            if all(chosen) or not left:
+                raise
+            first.port, first.replay_port = chosen
+        else:
+            return

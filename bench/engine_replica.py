@@ -47,7 +47,7 @@ class Identity:
 
 
 class Replica:
-    """One engine. Its clock is `time.monotonic`."""
+    """One engine, or one data-parallel rank of one. Its clock is `time.monotonic`."""
 
     def __init__(
         self,
@@ -61,6 +61,8 @@ class Replica:
         self.identity = identity
         self.publisher = publisher
         """Of its KV events; None where it does not publish any."""
+        self.ranks: Sequence[Replica] = (self,)
+        """All ranks of its engine, itself among them."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._made = 0
@@ -120,6 +122,13 @@ class Replica:
             self.model.cancel(monotonic(), generation.request_id)
             self.finished["abort"] += 1
             self._run()
+
+    def at(self, rank: int | None) -> "Replica":
+        """The rank that is asked for; without one, the engine's own balancer takes whichever has least to do.
+
+        Raises IndexError.
+        """
+        return min(self.ranks, key=lambda each: each.in_flight) if rank is None else self.ranks[rank]
 
     @property
     def in_flight(self) -> int:

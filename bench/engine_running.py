@@ -2,6 +2,9 @@
 
 `restart` is what a router sees of a process that ended and came back on the same ports: connections reset, an
 empty cache, another start time in /metrics, counters and event sequence numbers from zero.
+
+It may have data-parallel ranks, as an engine has them: one port, and for each rank a cache of its own and a
+feed on the ports so far above the first's.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ from bench.engine_app import application
 from bench.engine_controls import Controls
 from bench.engine_feed import Feed
 from bench.engine_prompt import EnginePrompt
-from bench.engine_publisher import EventOptions, Publisher
+from bench.engine_publisher import EventOptions, Publisher, open_in_a_row
 from bench.engine_replica import Identity, Replica
 from bench.profiles import EngineSpec
 
@@ -34,21 +37,28 @@ class RunningReplica:
         port: int,
         events: EventOptions | None = None,
         context: zmq.asyncio.Context | None = None,
+        ranks: int = 1,
     ) -> None:
         """Take the port (0 is a free one), but answer nothing yet. `events` need a `context`."""
         self._host = host
         self._listener: socket.socket | None = socket.create_server((host, port), backlog=1024)
         self.port: int = self._listener.getsockname()[1]
-        publisher = None
-        if events is not None and context is not None:
-            publisher = Publisher(
-                context,
-                replace(events, faults=events.faults and replace(events.faults)),
-                host=host,
-                topic=f"kv@{host}:{self.port}@{identity.model}",
-                block_size=spec.block_size,
-            )
-        self.replica = Replica(spec, prompt, identity, publisher)
+        self.ranks: list[Replica] = []
+        for rank in range(ranks):
+            publisher = None
+            if events is not None and context is not None:
+                publisher = Publisher(
+                    context,
+                    replace(events, faults=events.faults and replace(events.faults)),
+                    host=host,
+                    topic=f"kv@{host}:{self.port}@{identity.model}",
+                    block_size=spec.block_size,
+                    rank=rank,
+                )
+            self.ranks.append(Replica(spec, prompt, identity, publisher))
+            self.ranks[rank].ranks = self.ranks
+        self.replica = self.ranks[0]
+        """The first rank, which stands for all where there is only one."""
         app = application(self.replica)
         app.add_routes(Controls(self).routes)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
@@ -64,6 +74,11 @@ class RunningReplica:
     def publisher(self) -> Publisher | None:
         """Of its KV events."""
         return self.replica.publisher
+
+    @property
+    def publishers(self) -> list[Publisher]:
+        """Those of all its ranks."""
+        return [rank.publisher for rank in self.ranks if rank.publisher is not None]
 
     @property
     def feed(self) -> Feed:
@@ -86,15 +101,22 @@ class RunningReplica:
             for connection in self._runner.server.connections:
                 if connection is not spare and connection.transport is not None:
                     connection.transport.abort()
-        self.replica.close()
-        if self.publisher is not None:
-            await self.publisher.close()
+        await self._hush()
+
+    async def _hush(self) -> None:
+        """Nothing goes on, and nothing is published."""
+        for rank in self.ranks:
+            rank.close()
+        for publisher in self.publishers:
+            await publisher.close()
 
     async def restart(self, down_s: float = 0.0, *, spare: asyncio.BaseProtocol | None = None) -> None:
         """End, be away for `down_s` seconds, and begin anew on the same ports."""
         await self.stop(spare=spare)
         await asyncio.sleep(down_s)
-        self.replica.begin()
+        for rank in self.ranks:
+            rank.begin()
+            rank.started = self.replica.started
         self._listener = await self._same_port()
         await self._listen()
 
@@ -110,9 +132,7 @@ class RunningReplica:
             task.cancel()
         await asyncio.gather(*self._restarts, return_exceptions=True)
         await self._runner.cleanup()
-        self.replica.close()
-        if self.publisher is not None:
-            await self.publisher.close()
+        await self._hush()
         if self._listener is not None:
             self._listener.close()
 
@@ -130,8 +150,8 @@ class RunningReplica:
 
     async def _listen(self) -> None:
         assert self._listener is not None
-        if self.publisher is not None:
-            await self.publisher.open()
+        if self.publishers:
+            await open_in_a_row(self.publishers)
         listener, self._listener = self._listener, None
         self._site = web.SockSite(self._runner, listener)
         await self._site.start()
