@@ -30,8 +30,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from policies import registry
 from proxy import keys_file, redis_url
+from proxy.canary_terms import CanaryTerms
 from proxy.forwarded import Network, network
 from proxy.found import Dns, Kubernetes
+from proxy.insight import Breaks, Savings
 from proxy.priority import Priority, pairs
 from proxy.spec import Frozen, ReplicaSpec, Text, parse_replicas, split_commas
 from proxy.tls import Tls
@@ -41,7 +43,6 @@ MASK = "**********"
 
 LATER = frozenset(
     (
-        "canary",
         "record",
         "workers",
     )
@@ -169,6 +170,13 @@ class Settings(BaseSettings):
     """how a replica is chosen; `warmroute policies` lists them"""
     policy_params: dict[str, Any] = {}
     """parameters of that policy"""
+    canary: CanaryTerms = CanaryTerms()
+    shadow: Annotated[tuple[Text, ...], BeforeValidator(split_commas)] = ()
+    """policies, comma-separated, that are asked about every request without touching it: each keeps an index
+    of its own of what replicas would hold under it, as large as theirs, and /admin/shadow and /metrics tell
+    what it would have found cached"""
+    breaks: Breaks = Breaks()
+    savings: Savings = Savings()
     tokenizer: Text = "auto"
     """auto (the model's own, else bytes), bytes (none), engine (ask the replica), a directory, or a hub id"""
     tokenizer_budget_ms: NonNegativeFloat = 50.0
@@ -293,6 +301,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         registry.create(self.policy, self.policy_params)
+        for name in self.shadow:
+            registry.create(name)
         if self.api_keys_file is not None:
             self._check_keys(self.api_keys_file)
         elif self.salt_per_key:

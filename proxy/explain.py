@@ -111,6 +111,10 @@ def _default(path: str, field: FieldInfo) -> str:
         return "not set"
     if isinstance(field.default, bool):
         return str(field.default).lower()
-    if isinstance(field.default, float):
-        return f"{field.default:g}"
-    return ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+    if isinstance(field.default, tuple):
+        return ",".join(map(_plain, field.default))
+    return _plain(field.default)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
