@@ -46,13 +46,16 @@ test-engines: install  ## the end-to-end tests against real vLLM replicas, named
 
 # async-timeout: redis asks for it below Python 3.11.3 (Debian 12 has 3.11.2), whatever Python makes the lock.
 REQUIREMENTS = import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
-	print('async-timeout', *p['project']['dependencies'], *p['dependency-groups'].get(sys.argv[1], ()), sep='\n')
+	print('async-timeout', *p['project']['dependencies'], *p['dependency-groups'].get(sys.argv[1], ()), sep='\n'); \
+	print(*(r for e in p['project']['optional-dependencies'].values() for r in e if sys.argv[1] == 'image'), sep='\n')
 COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-annotate \
 	--no-emit-options --no-emit-index-url --no-emit-trusted-host --no-emit-find-links $(if $(UPGRADE),--upgrade)
 
 lock: install  ## remake the lock files from pyproject.toml (UPGRADE=1 takes newer versions)
 	$(BIN)/python -c "$(REQUIREMENTS)" dev | $(COMPILE) -o requirements.lock -
 	$(BIN)/python -c "$(REQUIREMENTS)" run | $(COMPILE) -c requirements.lock -o requirements-run.lock -
+	$(BIN)/python -c "$(REQUIREMENTS)" image | $(COMPILE) -c requirements.lock -o deploy/image.lock -
+	echo setuptools | $(COMPILE) -c requirements.lock -o deploy/build.lock -
 
 clean:  ## remove what the other targets made
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
