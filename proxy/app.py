@@ -32,6 +32,7 @@ from proxy.index.memory import MemoryIndex
 from proxy.index.told import ToldIndex
 from proxy.index.truth import TrueIndex
 from proxy.ingest import Ingest
+from proxy.insights import Insights
 from proxy.ledger import FLUSH_SECONDS, Ledger
 from proxy.listener import Listener
 from proxy.live import Live
@@ -202,9 +203,13 @@ class Proxy:
             flushed=self._flushed,
             forget=self._forget,
         )
+        self._insights = Insights(settings, by_policy, self.metrics, self.ledger, exchanges)
+        self._insights.serve(admin)
         recent = Recent(by_policy)
         self.ledger.readers.append(recent.read)
-        dry_run = DryRun(settings, lambda _: by_policy, self.index, self.pools, reader, self.gate, admission)
+        dry_run = DryRun(
+            settings, self._insights.trials.router, self.index, self.pools, reader, self.gate, admission
+        )
         explained.serve(admin, self.ledger, recent, dry_run)
         self._exchanges = exchanges
         self._server = Server(
@@ -262,6 +267,7 @@ class Proxy:
         self._tasks.every("sweep", min(1.0, timeouts.idle / 4, timeouts.first_byte / 4), self._sweep)
         self._tasks.every("ledger", FLUSH_SECONDS, self.ledger.flush)
         self._tasks.every("index", INDEX_SECONDS, self._tick)
+        self._insights.start(self._tasks)
         self._tasks.every("names", settings.dns.interval, self._roster.follow_names)
         self._tasks.every("keys and certificates", LOOK_SECONDS, self._look)
         if self._leases is not None:

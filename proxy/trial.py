@@ -98,7 +98,7 @@ class Trials(Collector):
         self._clock = clock
         self.current: Trial | None = None
         self.splits: Callable[[Callable[[RouteRequest], Router] | None], None] = _nowhere
-        """Told whose router requests get from now on."""
+        """Told who says whose router a request gets; None: nobody."""
         self.changes = CounterFamily(
             "warmroute_canary_changes",
             "Changes of a canary's stage, by what brought them.",
@@ -121,6 +121,10 @@ class Trials(Collector):
             now = self._clock()
             for record in records:
                 self.current.read(record, now)
+
+    def router(self, request: RouteRequest) -> Router:
+        """Whose the request would be."""
+        return self._main if self.current is None else self.current.router(request)
 
     def step(self) -> None:
         """Judge, and tell of what has changed."""

@@ -1,0 +1,42 @@
+"""What is looked at beside routing, put together: canary, shadows, breaks and savings, and their endpoints.
+
+Nothing here is on a request's path but what `Exchanges` calls while it is on.
+"""
+
+from functools import partial
+from time import monotonic
+
+from proxy.admin import Admin
+from proxy.config import Settings
+from proxy.exchange import Exchanges
+from proxy.ledger import Ledger
+from proxy.metrics import Metrics
+from proxy.router import Router
+from proxy.tasks import Tasks
+from proxy.trial import STEP_SECONDS, Trials
+
+
+class Insights:
+    """Each built once, fed from the ledger."""
+
+    def __init__(
+        self, settings: Settings, main: Router, metrics: Metrics, ledger: Ledger, exchanges: Exchanges
+    ) -> None:
+        self.trials = Trials(settings.canary, main, settings.policy_params, monotonic)
+        self.trials.splits = partial(setattr, exchanges, "split")
+        self.trials.begin()
+        metrics.register(self.trials)
+        ledger.readers.append(self.trials.read)
+
+    def serve(self, admin: Admin) -> None:
+        """Answer below /admin."""
+        trials = self.trials
+        admin.serve("GET", "/admin/canary", trials.show)
+        admin.serve("POST", "/admin/canary", trials.change)
+        admin.serve("DELETE", "/admin/canary", trials.remove)
+        admin.serve("GET", "/admin/policy", trials.policy)
+        admin.serve("POST", "/admin/policy", trials.set_policy)
+
+    def start(self, tasks: Tasks) -> None:
+        """Do what is done from time to time."""
+        tasks.every("canary", STEP_SECONDS, self.trials.step)
