@@ -19,12 +19,14 @@ import pytest
 from bench.engine import EventOptions, RunningReplica, serve
 from proxy.app import Proxy
 from proxy.config import Settings
+from proxy.exchange import Exchanges
 from proxy.shared.client import Link
 from tests.support import dialect
 from tests.support.client import exchange
 from tests.support.eventually import eventually
 from tests.support.fixtures import in_flight
 from tests.support.http import Response
+from tests.support.lossy_relay import LossyRelay
 from tests.support.redis import PATIENCE, Server
 from tests.support.replicas import FAST
 from tests.support.tcp_relay import Relay
@@ -32,6 +34,7 @@ from tests.support.tcp_relay import Relay
 BLOCKS = 10
 TOKENS = BLOCKS * FAST.block_size + 1
 JSON = (("Content-Type", "application/json"),)
+LOSSES = 12
 MODES = pytest.mark.parametrize("events", [False, True], ids=["learned", "events"])
 
 
@@ -162,6 +165,48 @@ async def test_X02_a_black_hole(tmp_path: Path, events: bool):
         await goes_on(a, b)
         relay.swallowing = False
         await shared(a, b)
+
+
+@MODES
+async def test_X02_a_line_that_loses_5_percent_of_its_packets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: bool
+):
+    """What is lost comes late and holds up what follows: the index is shared all the same.
+
+    No request has a part in that: none ever runs a command.
+    """
+    answering: set[asyncio.Task[Any] | None] = set()
+    asking: set[asyncio.Task[Any] | None] = set()
+    answer, run = Exchanges.answer, Link._run
+
+    async def noted_answer(self: Exchanges, *details: Any) -> Any:
+        answering.add(asyncio.current_task())
+        return await answer(self, *details)
+
+    async def noted_run(self: Link, *details: Any, **more: Any) -> Any:
+        asking.add(asyncio.current_task())
+        return await run(self, *details, **more)
+
+    monkeypatch.setattr(Exchanges, "answer", noted_answer)
+    monkeypatch.setattr(Link, "_run", noted_run)
+    async with (
+        Server(tmp_path) as server,
+        LossyRelay(server.port, seed=5) as relay,
+        fleet(relay.url, events=events) as (a, b, *_),
+    ):
+        await shared(a, b)
+        relay.loss = 0.05
+        while relay.lost < LOSSES:
+            await goes_on(a, b)
+            await shared(a, b)
+        assert answering
+        assert asking
+        assert not answering & asking
+        relay.loss = 0.0
+        await shared(a, b)
+        for proxy in (a, b):
+            link = proxy._sharing.link
+            await eventually(lambda link=link: link.up, "Redis is there", within=PATIENCE)
 
 
 @MODES
