@@ -1,4 +1,4 @@
-"""The command line: `warmroute serve`, `warmroute policies`, `warmroute key`, `warmroute --version`.
+"""The command line: `warmroute serve`, `top`, `policies`, `key`, `--version`.
 
 Reads settings, checks that it runs from its own packages, and hands over to `proxy.app`. What a person got
 wrong is one sentence on standard error and exit status 2, never a traceback.
@@ -7,7 +7,7 @@ wrong is one sentence on standard error and exit status 2, never a traceback.
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
@@ -18,7 +18,7 @@ from proxy.explain import catalogue, effective, usage
 from proxy.sources import CONFIG, ConfigError, Loaded, load, read_file, read_flags, read_variables, variable
 
 DISTRIBUTION = "warmroute"
-COMMANDS = ("serve", "policies", "key")
+COMMANDS = ("serve", "top", "policies", "key")
 _SWITCHES = ("print_config", "check_config")
 
 
@@ -47,6 +47,8 @@ def _run(arguments: list[str]) -> int:
         return _say(f"{DISTRIBUTION} {_version()}\n")
     if command == "serve":
         return _serve(arguments)
+    if command == "top":
+        return _top(arguments)
     if command == "key":
         return _make_key(arguments)
     if arguments:
@@ -73,6 +75,19 @@ def _serve(arguments: Sequence[str]) -> int:
     return lifecycle.run(settings)
 
 
+def _top(arguments: Sequence[str]) -> int:
+    own, rest = _taken(arguments, ("url", "once"))
+    loaded, switches = _settings(rest)
+    if switches:
+        raise ConfigError("warmroute top takes --url, --once and settings")
+    url = own.get("url")
+    if "url" in own and (url is None or not url.startswith(("http://", "https://"))):
+        raise ConfigError(f"--url is {url!r}: it should be a proxy's, like http://127.0.0.1:8080")
+    from proxy import top  # noqa: PLC0415 - nothing else draws in a terminal
+
+    return top.run(loaded.settings, url=url, once="once" in own)
+
+
 def _make_key(arguments: Sequence[str]) -> int:
     """Make an API key: the line for the file on standard output, the key itself on standard error."""
     if len(arguments) != 1:
@@ -95,6 +110,19 @@ def _settings(arguments: Sequence[str]) -> tuple[Loaded, set[str]]:
     file = read_file(Path(named[0])) if named[0] else None
     flags = read_flags((name, value) for name, value in pairs if name not in (*_SWITCHES, CONFIG))
     return load(flags, read_variables(os.environ), file), switches
+
+
+def _taken(arguments: Sequence[str], names: Collection[str]) -> tuple[dict[str, str | None], list[str]]:
+    """What a command takes for itself, and the arguments that are settings."""
+    own: dict[str, str | None] = {}
+    rest: list[str] = []
+    for name, value in _pairs(arguments):
+        if name in names:
+            own[name] = value
+        else:
+            spelled = f"--{name.replace('_', '-')}"
+            rest.append(spelled if value is None else f"{spelled}={value}")
+    return own, rest
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -19,11 +19,14 @@ _USAGE = """\
 warmroute sends each LLM request to the replica whose KV cache is warm for its prompt.
 
 usage: warmroute [serve] [--NAME VALUE ...] [--config FILE] [--check-config | --print-config]
+       warmroute top [--url URL] [--once] [--NAME VALUE ...]
        warmroute policies
        warmroute key NAME
        warmroute --version | --help
 
   serve            the proxy (the command when none is named)
+  top              the fleet and its hit rates, live in a terminal: of the proxy at --url, or of the one that
+                   the settings name; --once prints one screen
   policies         the policies with their parameters and defaults
   key NAME         make an API key: the line for api_keys_file on standard output, the key on standard error
   --config FILE    YAML file of settings (or WARMROUTE_CONFIG)

@@ -21,7 +21,7 @@ const live = [
 ];
 /** What is asked for now and then: where, how often, and who shows it. */
 const asked = [
-  { path: "requests", seconds: 2, section: new Decisions(body("decisions"), at("why")) },
+  { path: "requests?limit=12", seconds: 2, section: new Decisions(body("decisions"), at("why")) },
 ];
 
 let history = new History();

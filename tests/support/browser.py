@@ -123,7 +123,7 @@ class Page:
     async def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Keep a picture of the page as PNG."""
         told = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(told["data"]))
+        await asyncio.to_thread(path.write_bytes, base64.b64decode(told["data"]))
 
 
 @asynccontextmanager

@@ -53,7 +53,7 @@ def test_the_file_is_named_by_flag_or_variable(by_variable, started, monkeypatch
         ([], "no replica is named: set WARMROUTE_REPLICAS="),
         (["--check-config"], "no replica is named"),
         (["polices"], "'polices' is not a command: did you mean policies?"),
-        (["xyzzy"], "there are serve, policies, key"),
+        (["xyzzy"], "there are serve, top, policies, key"),
         (["policies", "--all"], "takes no arguments"),
         ([*REPLICA, "--prot", "1"], "--prot is not a setting: did you mean --port?"),
         ([*REPLICA, "stray"], "'stray' is not understood"),
