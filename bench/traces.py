@@ -18,7 +18,10 @@ from bench.prompts import Blocks, Conversation, Segment
 from bench.workloads import Arrival
 
 FIRST_IDS = 2
-"""A request is `shared` if an earlier one began with the same ids, this many or all it has."""
+"""A request is `shared` if an earlier one began with the same ids, this many or all it has; where an id
+stands for few tokens, so many that they stand for `FIRST_TOKENS`."""
+FIRST_TOKENS = 128
+MOONCAKE_TOKENS = 512
 CHARACTERS_PER_TOKEN = 4.5
 """Of English text, for prompts whose text is given; an estimate until a tokenizer counts."""
 
@@ -27,11 +30,14 @@ class TraceError(ValueError):
     """A trace that cannot be read, with file, line and field."""
 
 
-def mooncake(path: Path, *, id_tokens: int = 512, limit: int | None = None) -> list[Arrival]:
+def mooncake(path: Path, *, id_tokens: int | None = None, limit: int | None = None) -> list[Arrival]:
     """Mooncake's JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 
-    `id_tokens`: tokens of a hash id, which the file does not say (512 in the published traces).
+    `id_tokens`: tokens of a hash id, which the file does not say. If not given: what its sidecar,
+    `FILE.meta.json`, says, as those do that the proxy records; else 512, as in the published traces.
     """
+    id_tokens = id_tokens or _block_size(path)
+    first = max(FIRST_IDS, FIRST_TOKENS // id_tokens)
     arrivals: list[Arrival] = []
     seen: set[tuple[int, ...]] = set()
     for row in _json_lines(path, limit):
@@ -42,7 +48,7 @@ def mooncake(path: Path, *, id_tokens: int = 512, limit: int | None = None) -> l
         if not (len(ids) - 1) * id_tokens < tokens <= len(ids) * id_tokens:
             raise row.error("hash_ids", f"{len(ids)} ids of {id_tokens} tokens for {tokens} tokens")
         prompt = Blocks(path.name, ids, id_tokens, tokens)
-        group = _group(tuple(ids[:FIRST_IDS]), seen)
+        group = _group(tuple(ids[:first]), seen)
         arrivals.append(Arrival(due, group, prompt, row.count("output_length")))
     return arrivals
 
@@ -202,6 +208,19 @@ def _json_lines(path: Path, limit: int | None) -> Iterator[Row]:
                 yield Row(path, line, json.loads(text), "")
             except json.JSONDecodeError as error:
                 raise TraceError(f"{path}, line {line}: not JSON ({error.msg})") from None
+
+
+def _block_size(path: Path) -> int:
+    """Tokens of a hash id, as the sidecar says."""
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    sidecar = plain.with_name(f"{plain.name}.meta.json")
+    if not sidecar.exists():
+        return MOONCAKE_TOKENS
+    try:
+        fields = json.loads(sidecar.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{sidecar}: {error}") from error
+    return Row(sidecar, 1, fields, "").count("block_size", least=1)
 
 
 def _group(first: tuple[int, ...], seen: set[tuple[int, ...]]) -> str:

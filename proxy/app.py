@@ -45,6 +45,7 @@ from proxy.probes import Probes
 from proxy.queue_metrics import QueueMetrics
 from proxy.reader import Reader
 from proxy.recent import Recent
+from proxy.recorder import Recorder
 from proxy.replica import Replica
 from proxy.roster import Roster
 from proxy.router import Router
@@ -205,6 +206,11 @@ class Proxy:
         )
         self._insights = Insights(settings, by_policy, self.metrics, self.ledger, exchanges)
         self._insights.serve(admin)
+        self._recorder = None
+        if settings.record is not None:
+            self._recorder = Recorder(settings.record, settings.record_mb << 20)
+            self.ledger.readers.append(self._recorder.read)
+            self.metrics.register(self._recorder)
         recent = Recent(by_policy)
         self.ledger.readers.append(recent.read)
         dry_run = DryRun(
@@ -307,6 +313,8 @@ class Proxy:
             if self._leases is not None:
                 last.push_async_callback(self._leases.close)
             last.push_async_callback(self._ingest.close)
+            if self._recorder is not None:
+                last.push_async_callback(asyncio.to_thread, self._recorder.close)
             last.callback(self.ledger.flush)
             last.push_async_callback(self._clients.end)
             last.callback(setattr, self._exchanges, "ending", True)

@@ -8,6 +8,7 @@ Invariants: a `Settings` never changes, and what holds one needs to check nothin
 secret.
 """
 
+import os
 import secrets
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,12 +42,7 @@ from proxy.tls import Tls
 MASK = "**********"
 """What stands for a secret wherever settings are shown."""
 
-LATER = frozenset(
-    (
-        "record",
-        "workers",
-    )
-)
+LATER = frozenset(("workers",))
 """Settings that are promised but not built yet: refused rather than ignored."""
 
 
@@ -54,6 +50,10 @@ def _networks(value: Any) -> Any:
     """`10.0.0.0/8, ::1` or a list, as networks."""
     value = split_commas(value)
     return [network(each) if isinstance(each, str) else each for each in value]
+
+
+def _unless_off(value: Any) -> Any:
+    return None if value == "off" else value
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$", max_length=64)]
@@ -187,6 +187,11 @@ class Settings(BaseSettings):
     priority: Priority = Priority()
     cache_mb: PositiveInt = 256
     """megabytes for the tokens and keys of prompts seen lately"""
+    record: Annotated[Path | None, BeforeValidator(_unless_off)] = None
+    """file for a trace of the traffic that can be replayed: Mooncake's JSON lines, with times, lengths and
+    blocks as numbers, and no text; off if not set"""
+    record_mb: PositiveInt = 1024
+    """megabytes that the trace may take on disk; its oldest part goes first"""
     groups: Annotated[tuple[Name, ...], BeforeValidator(split_commas)] = ("shared", "random")
     """traffic groups that the header X-Warmroute-Group may name"""
     stream_usage: Literal["auto", "never"] = "auto"
@@ -283,6 +288,16 @@ class Settings(BaseSettings):
                 if (it := getattr(replica, what)) in seen:
                     raise ValueError(f"names the {what} {it} twice; name each replica once")
                 seen.add(it)
+        return value
+
+    @field_validator("record")
+    @classmethod
+    def _place_to_record(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            if value.is_dir():
+                raise ValueError("is a directory; name a file in it")
+            if not os.access(value if value.exists() else value.parent, os.W_OK):
+                raise ValueError("cannot be written; name a file in a directory that is there and writable")
         return value
 
     @field_validator("tokenizer")
