@@ -183,7 +183,7 @@ class Proxy:
             steered=exchanges.steered,
         )
         overview = Overview(
-            settings.policy,
+            by_policy,
             self.fleet,
             self._roster,
             self.index,

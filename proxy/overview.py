@@ -17,6 +17,7 @@ from proxy.metrics import TTFT_BUCKETS, Metrics
 from proxy.pools import Pools
 from proxy.replica import Replica
 from proxy.roster import Roster
+from proxy.router import Router
 
 Row = dict[str, object]
 
@@ -26,7 +27,7 @@ class Overview:
 
     def __init__(
         self,
-        policy: str,
+        router: Router,
         fleet: Fleet,
         roster: Roster,
         index: PrefixIndex,
@@ -37,8 +38,8 @@ class Overview:
         *,
         parts: Callable[[], dict[str, object]],
     ) -> None:
-        """`policy` is the one in use, by name; `parts` tells how Redis and discovery fare, as in /ready."""
-        self._policy = policy
+        """`router` is the one that most requests get; `parts` tells how Redis and discovery fare."""
+        self._router = router
         self._fleet = fleet
         self._roster = roster
         self._index = index
@@ -53,7 +54,7 @@ class Overview:
         self._ledger.flush()
         return {
             "at": time(),
-            "policy": self._policy,
+            "policy": self._router.name,
             "models": self._pools.state(),
             "parts": self._parts(),
             "replicas": self.replicas(),

@@ -1,6 +1,7 @@
 // The page: asks for the token if there is one, follows the live frames, and shows them section by section.
 
 import { Refused, dropToken, follow, get, hasToken, keepToken } from "./api.js";
+import { Canary } from "./canary.js";
 import { Decisions } from "./decisions.js";
 import { make, say } from "./dom.js";
 import { History } from "./figures.js";
@@ -22,6 +23,7 @@ const live = [
 /** What is asked for now and then: where, how often, and who shows it. */
 const asked = [
   { path: "requests?limit=12", seconds: 2, section: new Decisions(body("decisions"), at("why")) },
+  { path: "canary", seconds: 2, section: new Canary(body("canary")) },
 ];
 
 let history = new History();
