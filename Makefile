@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint-fix test-engines lock clean
+.PHONY: help install demo test check lint-fix test-engines tools lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-engines: install  ## the end-to-end tests against real vLLM replicas, named
 	@test -n "$$WARMROUTE_TEST_ENGINES" || { echo "test-engines: NOT RUN, there are no engines:" \
 		"set WARMROUTE_TEST_ENGINES=http://host:port,... to running vLLM replicas"; exit 1; }
 	$(BIN)/python -m pytest -m engines tests/engines
+
+tools:  ## promtool, helm and kubernetes-validate into .tools: the tests of deploy/ that need them are skipped without
+	deploy/tools.sh
 
 # async-timeout: redis asks for it below Python 3.11.3 (Debian 12 has 3.11.2), whatever Python makes the lock.
 REQUIREMENTS = import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \

@@ -1,0 +1,24 @@
+"""Tools that are not Python's: promtool, helm, kubernetes-validate. `make tools` fetches them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def tool(name: str) -> str:
+    """Where it is; skips the test where it is not."""
+    path = shutil.which(name) or shutil.which(name, path=str(ROOT / ".tools" / "bin"))
+    if path is None:
+        pytest.skip(f"{name} is missing: `make tools` fetches it")
+    return path
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """What it prints on standard output; AssertionError with all of it where it fails."""
+    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
