@@ -8,6 +8,7 @@ COMMANDS = {
     "load": "open-loop load over HTTP: latencies, hit rates, errors",
     "simulate": "every policy on a workload or a trace, on a virtual clock",
     "admission": "classes and limits on a virtual clock: floods, long prompts, a sweep of limits",
+    "canary": "a canary with better, equal and bad policies, on a virtual clock",
     "micro": "what the parts cost: keys, index, routing",
     "hop": "CPU a request costs in the proxy, beside any other proxy",
     "demo": "the whole thing without a GPU, round robin against prefix_cost",

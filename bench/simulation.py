@@ -98,10 +98,12 @@ def simulate(
 
     `concurrency` and `priority` are the proxy's settings of those names.
     """
-    return _Simulation(policy, spec, replicas, seed, concurrency, priority or Priority()).run(jobs)
+    return Simulation(policy, spec, replicas, seed, concurrency, priority or Priority()).run(jobs)
 
 
-class _Simulation:
+class Simulation:
+    """One run, an event after the other."""
+
     def __init__(
         self,
         policy: Policy,
@@ -133,6 +135,7 @@ class _Simulation:
         self.poll_due = 0.0
 
     def run(self, jobs: Sequence[Job]) -> Run:
+        """Everything, to the last answer."""
         for number, job in enumerate(jobs):
             self._advance(job.arrival.due)
             self._dispatch(str(number), job)
@@ -140,6 +143,16 @@ class _Simulation:
         self.result.seconds = self.now
         assert not self.open, "every request ends"
         return self.result
+
+    def router_of(self, route: RouteRequest) -> Router:  # noqa: ARG002 - for those that have several
+        """Whose a request is."""
+        return self.router
+
+    def ended(self, lease: Lease, outcome: Outcome) -> None:
+        """A request has ended."""
+
+    def polled(self) -> None:
+        """A second has gone by."""
 
     def _dispatch(self, number: str, job: Job) -> None:
         """Let a request in, or have it wait: as `proxy.dispatch` does."""
@@ -182,7 +195,7 @@ class _Simulation:
 
     def _send(self, number: str, job: Job, route: RouteRequest, outcome: Outcome) -> None:
         arrival, keys, tokens = job
-        lease = self.router.route(route)
+        lease = self.router_of(route).route(route)
         name = outcome.replica = lease.replica.name
         self.open[number] = lease, outcome
         result = self.result
@@ -212,6 +225,7 @@ class _Simulation:
                     outcome.cached, outcome.e2e = cached, time - outcome.due
                     self.result.uncached[outcome.replica] += outcome.tokens - cached
                     lease.close(answered=True, reported=cached)
+                    self.ended(lease, outcome)
         if until < float("inf"):
             self._poll(until)
             self.now = until
@@ -222,6 +236,7 @@ class _Simulation:
             for name, engine in self.engines.items():
                 self.fleet.replicas[name].view.kv_usage = engine.kv_usage
             self.admission.expire()
+            self.polled()
 
 
 def pooled_hits(jobs: Sequence[Job], blocks: int, block_size: int) -> list[int]:
