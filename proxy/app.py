@@ -211,6 +211,13 @@ class Proxy:
             self._recorder = Recorder(settings.record, settings.record_mb << 20)
             self.ledger.readers.append(self._recorder.read)
             self.metrics.register(self._recorder)
+        self._tracing = None
+        if settings.tracing.endpoint is not None:
+            from proxy.tracing import Tracing  # noqa: PLC0415 - an extra
+
+            self._tracing = Tracing(settings.tracing.endpoint)
+            self.ledger.readers.append(self._tracing.read)
+            self.metrics.register(self._tracing)
         recent = Recent(by_policy)
         self.ledger.readers.append(recent.read)
         dry_run = DryRun(
@@ -313,6 +320,8 @@ class Proxy:
             if self._leases is not None:
                 last.push_async_callback(self._leases.close)
             last.push_async_callback(self._ingest.close)
+            if self._tracing is not None:
+                last.push_async_callback(asyncio.to_thread, self._tracing.close)
             if self._recorder is not None:
                 last.push_async_callback(asyncio.to_thread, self._recorder.close)
             last.callback(self.ledger.flush)

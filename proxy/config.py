@@ -112,6 +112,15 @@ class Probes(Frozen):
     """probes answered in a row before it counts as up again"""
 
 
+class Tracing(Frozen):
+    """Spans of requests, for OpenTelemetry; needs the extra `tracing`."""
+
+    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^\s?#]+$")] | None = None
+    """URL of a collector that speaks OTLP over HTTP, as http://collector:4318; off if not set"""
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """share of the requests that come without a traceparent to be traced; with one, it says"""
+
+
 class Settings(BaseSettings):
     """Everything a person can set; what the docstrings say is what `--help` prints."""
 
@@ -187,6 +196,7 @@ class Settings(BaseSettings):
     priority: Priority = Priority()
     cache_mb: PositiveInt = 256
     """megabytes for the tokens and keys of prompts seen lately"""
+    tracing: Tracing = Tracing()
     record: Annotated[Path | None, BeforeValidator(_unless_off)] = None
     """file for a trace of the traffic that can be replayed: Mooncake's JSON lines, with times, lengths and
     blocks as numbers, and no text; off if not set"""
@@ -324,6 +334,8 @@ class Settings(BaseSettings):
             raise ValueError("salt_per_key needs keys: set api_keys_file")
         if self.replace_auth and self.upstream_api_key is None:
             raise ValueError("replace_auth needs a key to send: set upstream_api_key")
+        if self.tracing.endpoint is not None and find_spec("opentelemetry") is None:
+            raise ValueError("tracing.endpoint needs an extra: pip install 'warmroute[tracing]'")
         if self.discovery == "kubernetes":
             if self.kubernetes.service is None:
                 raise ValueError("discovery=kubernetes follows a service: set WARMROUTE_KUBERNETES__SERVICE")

@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 from aiohttp import web
 
-from proxy import bodies, engine_priority, ranks
+from proxy import bodies, engine_priority, ranks, traceparent
 from proxy.answers import RELAYED_LAST, answer
 from proxy.attempt import Work
 from proxy.callers import Caller
@@ -38,7 +38,7 @@ from proxy.traffic import OTHER, Seen
 
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-_REQUEST_ID_FIELD = frozenset((b"x-request-id",))
+_ID_FIELDS = frozenset((b"x-request-id", b"traceparent"))
 _MODEL_FIELD = re.compile(rb'[; ]name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
@@ -101,7 +101,11 @@ class Exchanges:
         self._body_limit = int(settings.limits.body_bytes)
         self._request_seconds = settings.timeouts.request
         self._ask_usage = settings.stream_usage == "auto"
-        self._drop = _REQUEST_ID_FIELD | gate.drop
+        tracing = settings.tracing
+        self._traces = tracing.endpoint is not None
+        self._sampled = 0 if tracing.endpoint is None else round(tracing.sample * 2**64)
+        """Share of the traces that begin here to be recorded, out of 2**64."""
+        self._drop = _ID_FIELDS | gate.drop
         self.ending = False
         """Whether what is cancelled is so because the proxy ends."""
         self._orders = False
@@ -140,8 +144,11 @@ class Exchanges:
                 self._pass_on(work, caller)
             else:
                 await self._understand(work, endpoint, noted, caller)
+            if self._traces:
+                record.keyed = monotonic()
             fields += gate.credentials
             fields.append((b"X-Request-Id", record.id.encode()))
+            fields.append((b"traceparent", record.traceparent))
             record.policy, record.arm = work.router.name, work.router.arm
             return await self._dispatcher.send(work)
         except ProxyError as error:
@@ -177,7 +184,13 @@ class Exchanges:
             id_ = given.decode("ascii")
         else:
             id_ = f"{self._ids.getrandbits(128):032x}"
-        return Record(id_, "passthrough" if endpoint is None else endpoint.value, monotonic())
+        record = Record(id_, "passthrough" if endpoint is None else endpoint.value, monotonic())
+        trace = noted.get(b"traceparent")
+        if trace is not None and traceparent.is_valid(trace):
+            record.traceparent, record.is_root = trace, False
+        else:
+            record.traceparent = traceparent.make(self._ids.getrandbits(192), self._sampled)
+        return record
 
     def _rank(self, noted: dict[bytes, bytes], caller: Caller) -> tuple[int, str]:
         """The class that a request asks for, or the usual one, and no higher than its key allows."""

@@ -184,7 +184,15 @@ def request_head(
 
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _NOTED = frozenset(
-    (b"authorization", b"content-encoding", b"expect", b"x-api-key", b"x-request-id", b"x-session-id")
+    (
+        b"authorization",
+        b"content-encoding",
+        b"expect",
+        b"traceparent",
+        b"x-api-key",
+        b"x-request-id",
+        b"x-session-id",
+    )
 )
 _FORWARDED_FOR = b"x-forwarded-for"
 _CLAIMS = frozenset((b"forwarded", b"x-real-ip"))

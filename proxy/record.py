@@ -46,5 +46,11 @@ class Record:
     e2e: float = 0.0
     ended: float = 0.0
     """Unix time."""
+    traceparent: bytes = b""
+    """W3C's field, as replicas get it."""
+    is_root: bool = True
+    """Whether its trace began here."""
+    keyed: float = 0.0
+    """Loop time when its prompt had been understood; 0 where nobody traces."""
     lease: Lease | None = None
     """Of its last attempt: what was decided, and upon what. Until it was told of, for it holds every key."""

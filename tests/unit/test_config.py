@@ -30,8 +30,14 @@ from tests.support.certificates import Authority
 
 REPLICA = "http://one:8000"
 
+
 # A valid value that is not the default, for every setting there is; `{file}` is a file with a secret in it,
 # the others are what they are called.
+@pytest.fixture(autouse=True)
+def _every_extra_is_there(monkeypatch):
+    monkeypatch.setattr("proxy.config.find_spec", lambda _: object())
+
+
 SAMPLES = {
     "host": "0.0.0.0",
     "port": "9000",
@@ -104,6 +110,8 @@ SAMPLES = {
     "savings.currency": "EUR",
     "savings.sample": "0.5",
     "cache_mb": "64",
+    "tracing.endpoint": "http://collector:4318",
+    "tracing.sample": "0.5",
     "record": "/dev/null",
     "record_mb": "64",
     "groups": "a,b",
@@ -617,3 +625,8 @@ def test_nothing_of_keys_and_certificates_is_printed_but_their_paths(files):
         assert str(files[path]) in shown
         for line in files[path].read_text().splitlines():
             assert line not in shown + repr(loaded)
+
+
+def test_spans_need_their_extra(monkeypatch):
+    monkeypatch.setattr("proxy.config.find_spec", lambda _: None)
+    assert "pip install 'warmroute[tracing]'" in refused({"tracing.endpoint": "http://collector:4318"})
