@@ -180,16 +180,16 @@ class Exchanges:
 
     def _record(self, noted: dict[bytes, bytes], endpoint: Endpoint | None) -> Record:
         given = noted.get(b"x-request-id")
+        made = f"{self._ids.getrandbits(128):032x}"
+        id_ = made
         if given is not None and _REQUEST_ID.fullmatch(given) is not None:
             id_ = given.decode("ascii")
-        else:
-            id_ = f"{self._ids.getrandbits(128):032x}"
         record = Record(id_, "passthrough" if endpoint is None else endpoint.value, monotonic())
         trace = noted.get(b"traceparent")
         if trace is not None and traceparent.is_valid(trace):
             record.traceparent, record.is_root = trace, False
         else:
-            record.traceparent = traceparent.make(self._ids.getrandbits(192), self._sampled)
+            record.traceparent = traceparent.make(made, self._sampled)
         return record
 
     def _rank(self, noted: dict[bytes, bytes], caller: Caller) -> tuple[int, str]:

@@ -29,11 +29,11 @@ def is_sampled(field: bytes) -> bool:
     return bool(int(field[53:55], 16) & SAMPLED)
 
 
-def make(number: int, share: int) -> bytes:
-    """A field from 192 random bits. It is sampled if the lower half of its trace id is below `share`.
+def make(trace: str, share: int = 0) -> bytes:
+    """A field for a new trace of this id: 32 random hexadecimal digits, no half of them all 0.
 
-    `share` is out of 2**64, as in OpenTelemetry's TraceIdRatioBased, so that all who sample by it agree.
+    It is sampled if the lower half of the id is below `share`, out of 2**64, as in OpenTelemetry's
+    TraceIdRatioBased, so that all who sample by it agree. The upper half is the parent id.
     """
-    trace, span = number >> 64, number & 0xFFFF_FFFF_FFFF_FFFF
-    flag = trace & 0xFFFF_FFFF_FFFF_FFFF < share
-    return b"00-%032x-%016x-%02x" % (trace or 1, span or 1, flag)
+    flag = "01" if share and int(trace[16:], 16) < share else "00"
+    return f"00-{trace}-{trace[:16]}-{flag}".encode()
