@@ -98,7 +98,7 @@ class Tracing(Collector):
     def _tell(self, record: Record) -> None:
         trace_id, parent_id = traceparent.ids(record.traceparent)
         began = round((record.ended - record.e2e) * _SECOND)
-        ended = round(record.ended * _SECOND)
+        ended = began + round(record.e2e * _SECOND)
         context = Context()
         if record.is_root:
             self._ids.given = trace_id, parent_id
