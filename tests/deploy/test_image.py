@@ -16,38 +16,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.support.dockerfile import DOCKERFILE, STAGES, Step
 from tests.support.processes import proxy_process
 from tests.support.tools import ROOT
 
 REGISTRY = bool(os.environ.get("WARMROUTE_TEST_REGISTRY"))
-DOCKERFILE = ROOT / "deploy" / "Dockerfile"
-
-
-class Step(NamedTuple):
-    """One instruction."""
-
-    name: str
-    text: str
-
-
-def stages() -> dict[str, list[Step]]:
-    """The stages by name, in order."""
-    lines = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", DOCKERFILE.read_text()))
-    found: dict[str, list[Step]] = {}
-    for line in filter(None, map(str.strip, lines.splitlines())):
-        name, _, text = line.partition(" ")
-        if name == "FROM":
-            found[text.rpartition(" AS ")[2]] = []
-        if found:
-            found[list(found)[-1]].append(Step(name, text.strip()))
-    return found
-
-
-STAGES = stages()
 
 
 def ignored(path: str) -> bool:
