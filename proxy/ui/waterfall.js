@@ -29,7 +29,7 @@ const columns = [
   {
     head: "Lost",
     kind: "lost",
-    fill: (_, row) => (row.lost === null || row.lost < 0.0005 ? "" : `−${(100 * row.lost).toFixed(1)} points, ${row.why}`),
+    fill: (_, row) => (row.lost === null || row.lost < 0.0005 ? "" : `−${(100 * row.lost).toFixed(1)} ${row.why}`),
   },
 ];
 
