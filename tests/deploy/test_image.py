@@ -191,7 +191,10 @@ def test_the_locks_hold_what_the_image_needs():
     image, run, both = (
         pins(ROOT / name) for name in ("deploy/image.lock", "requirements-run.lock", "requirements.lock")
     )
-    assert run.items() <= image.items() <= both.items()
+    assert run.items() <= image.items()
+    assert {name: both[name] for name in image.keys() & both} == {
+        name: image[name] for name in image.keys() & both
+    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra in project["optional-dependencies"].values():
         for requirement in extra:
