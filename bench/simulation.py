@@ -14,12 +14,13 @@ from typing import NamedTuple
 from bench.engine_model import EngineModel, EngineSpec
 from bench.prompts import Keys
 from bench.workloads import Arrival
-from policies.base import Policy
+from policies.base import Policy, follows_prefixes
 from proxy.admission import Admission
 from proxy.concurrency import Allowance, patience
 from proxy.description import Description
 from proxy.errors import Shed
 from proxy.fleet import Fleet
+from proxy.hot import TICK_SECONDS, Hot
 from proxy.index.memory import MemoryIndex
 from proxy.priority import Priority
 from proxy.router import Lease, Router, RouteRequest
@@ -130,9 +131,11 @@ class Simulation:
             self.fleet.mark(name, up=True)
             index.resize(name, spec.blocks)
         self.router = Router(self.fleet, index, policy, Random(seed))
+        self.hot = self.router.hot = Hot(self.fleet, index, lambda: follows_prefixes(policy))
         self.result = Run([], dict.fromkeys(self.engines, 0), dict.fromkeys(self.engines, 0))
         self.open: dict[str, tuple[Lease, Outcome]] = {}
         self.poll_due = 0.0
+        self.hot_due = 0.0
 
     def run(self, jobs: Sequence[Job]) -> Run:
         """Everything, to the last answer."""
@@ -231,6 +234,9 @@ class Simulation:
             self.now = until
 
     def _poll(self, now: float) -> None:
+        if now >= self.hot_due:
+            self.hot_due = now + TICK_SECONDS
+            self.hot.tick()
         if now >= self.poll_due:
             self.poll_due = now + POLL_SECONDS
             for name, engine in self.engines.items():

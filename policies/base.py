@@ -105,3 +105,8 @@ class Explained(Policy, Protocol):
 def terms(policy: Policy, request: Request, decision: Decision) -> list[Terms] | None:
     """What each score of a decision just made is made of; None if the policy cannot tell."""
     return policy.explain(request, decision.compared) if isinstance(policy, Explained) else None
+
+
+def follows_prefixes(policy: Policy) -> bool:
+    """Whether a policy sends prompts after their prefixes, and says so by an attribute of this name."""
+    return bool(getattr(policy, "follows_prefixes", False))

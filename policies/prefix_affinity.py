@@ -31,6 +31,7 @@ from policies.scoring import owner
 class PrefixAffinity:
     """The best weighted sum of cached prefix, short queue and free cache."""
 
+    follows_prefixes: ClassVar[bool] = True
     unit: ClassVar[str] = "points"
     prefix: float = parameter(3.0, "weight of the share of the prompt that the replica holds", least=0.0)
     queue: float = parameter(2.0, "weight of a short prefill queue, against the fleet's longest", least=0.0)

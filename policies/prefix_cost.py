@@ -49,6 +49,7 @@ from policies.scoring import rendezvous, shortlist
 class PrefixCost:
     """The replica where the request costs the fleet least, in seconds."""
 
+    follows_prefixes: ClassVar[bool] = True
     unit: ClassVar[str] = "seconds"
     alpha: float = parameter(8.0, "charge for prefill spent again, as a multiple of its time", least=0.0)
     beta: float = parameter(0.1, "seconds charged where all of the KV cache is in use", least=0.0)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from policies import registry
+from policies.base import follows_prefixes
 from proxy import discovery, explained, probes, redis_url
 from proxy.admin import Admin
 from proxy.admission import Admission
@@ -28,6 +29,7 @@ from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.found import Found
 from proxy.gate import Gate
+from proxy.hot import TICK_SECONDS, Hot
 from proxy.index.memory import MemoryIndex
 from proxy.index.told import ToldIndex
 from proxy.index.truth import TrueIndex
@@ -41,6 +43,7 @@ from proxy.metrics import Metrics
 from proxy.names import GetAddrInfo, Names
 from proxy.overview import Overview
 from proxy.pools import Pools
+from proxy.prefixes import Prefixes
 from proxy.probes import Probes
 from proxy.queue_metrics import QueueMetrics
 from proxy.reader import Reader
@@ -132,6 +135,7 @@ class Proxy:
         index = self.index if link is None else ToldIndex(self.index, self._sharing.audience)
         policy = registry.create(settings.policy, settings.policy_params)
         by_policy = Router(self.fleet, index, policy, Random(), name=settings.policy)
+        self._hot = by_policy.hot = Hot(self.fleet, index, lambda: follows_prefixes(by_policy.policy))
         least_load = registry.create("least_load", {})
         by_load = Router(self.fleet, index, least_load, Random(), name="least_load")
         concurrency = settings.limits.concurrency
@@ -218,6 +222,9 @@ class Proxy:
             self._tracing = Tracing(settings.tracing.endpoint)
             self.ledger.readers.append(self._tracing.read)
             self.metrics.register(self._tracing)
+        prefixes = Prefixes(self._hot, settings.secret.get_secret_value().encode())
+        prefixes.serve(admin)
+        self.metrics.register(prefixes)
         recent = Recent(by_policy)
         self.ledger.readers.append(recent.read)
         dry_run = DryRun(
@@ -280,6 +287,7 @@ class Proxy:
         self._tasks.every("sweep", min(1.0, timeouts.idle / 4, timeouts.first_byte / 4), self._sweep)
         self._tasks.every("ledger", FLUSH_SECONDS, self.ledger.flush)
         self._tasks.every("index", INDEX_SECONDS, self._tick)
+        self._tasks.every("hot prefixes", TICK_SECONDS, self._hot.tick)
         self._insights.start(self._tasks)
         self._tasks.every("names", settings.dns.interval, self._roster.follow_names)
         self._tasks.every("keys and certificates", LOOK_SECONDS, self._look)

@@ -15,6 +15,7 @@ from policies import base
 from proxy.concurrency import ALL, Allowance, has_room
 from proxy.errors import NoReplica
 from proxy.fleet import Fleet
+from proxy.hot import Hot
 from proxy.index.base import Placement, PrefixIndex
 from proxy.replica import Replica, Reservation
 
@@ -164,6 +165,8 @@ class Router:
         """Which side of a canary this is."""
         self.among: Callable[[list[base.Replica]], list[base.Replica]] | None = None
         """Those of some candidates that are this side's, if it has replicas of its own; all, if none is."""
+        self.hot: Hot | None = None
+        """Who watches hot prefixes and leads their requests, if anybody does."""
         self.to_explain = 0
         """Decisions to come whose scores are taken apart; whoever keeps the parts sets it anew."""
 
@@ -184,9 +187,12 @@ class Router:
             candidates = [trial]
         if not candidates:
             raise NoReplica(f"no usable replica serves {request.model!r} right now", retry_after=1.0)
-        matched = self.matches(request)
+        matched = credited = self.matches(request)
+        hot = self.hot
+        if hot is not None and hot.active:
+            credited, candidates = hot.lead(request, matched, candidates)
         asking = base.Request(
-            request.tokens, matched, request.affinity, request.session, request.sequences, request.urgency
+            request.tokens, credited, request.affinity, request.session, request.sequences, request.urgency
         )
         decision = self.policy.choose(asking, candidates, self.rng)
         chosen = decision.replica
@@ -210,6 +216,8 @@ class Router:
         lease.decision = classify(request, lease, by_session=decision.by_session)
         if lease.replica.shares_in_flight:
             lease.place()
+        if hot is not None:
+            hot.note(lease)
         return lease
 
     def matches(self, request: RouteRequest) -> dict[str, int]:

@@ -1,0 +1,112 @@
+"""Which prefixes recent prompts share most: a sketch of bounded size, whatever prompts come.
+
+A prefix is known by its key at one of a few depths, each twice the one before: keys are chained, so one key
+stands for everything before it. Each depth has a Space-Saving summary (Metwally, Agrawal, El Abbadi 2005):
+where all places are taken, the least counted key makes room and the new one inherits its count as a possible
+error, so that a key with more than 1/PLACES of a depth's counts is always there. A prompt is counted at a
+depth only if it had been seen at the depth above: prompts that share nothing cost one place each, not one a
+depth. Counts fade with time by growing the weight of what comes later. Pure; told the time that has passed.
+"""
+
+from __future__ import annotations  # array[int] is no class before Python 3.12
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, exp
+
+FIRST_TOKENS = 128
+"""The least depth: more than a chat template's own opening words, as for `traffic.Seen`."""
+LEVELS = 12
+PLACES = 64
+FADE_SECONDS = 10.0
+TIMES = 3
+"""How often a prefix must have been seen to count as shared."""
+SAME = 0.5
+"""A prefix of which one longer prefix has at least this share is that longer one."""
+_HUGE = 2.0**60
+
+
+class _Place:
+    """One key at one depth."""
+
+    __slots__ = ("above", "blocks", "count", "error", "times")
+
+    def __init__(self, above: int, blocks: int, count: float, error: float) -> None:
+        self.above = above
+        """Its key one depth above."""
+        self.blocks = blocks
+        self.count = count
+        self.error = error
+        """How much of the count may have been another key's."""
+        self.times = 1
+
+
+@dataclass(slots=True, frozen=True)
+class Shared:
+    """A prefix that recent prompts share."""
+
+    key: int
+    blocks: int
+    """How deep the key stands; the prompts that have it share at least so much."""
+    rate: float
+    """Prompts a second, at least."""
+
+
+class Sketch:
+    """Counts the prefixes of prompts."""
+
+    def __init__(self) -> None:
+        self._levels: list[dict[int, _Place]] = [{} for _ in range(LEVELS)]
+        self._weight = 1.0
+        """What one prompt counts now: it grows, in place of fading all that was counted before."""
+
+    def fade(self, seconds: float) -> None:
+        """So much time has passed."""
+        self._weight *= exp(min(seconds / FADE_SECONDS, 40.0))
+        if self._weight > _HUGE:
+            for level in self._levels:
+                for place in level.values():
+                    place.count /= self._weight
+                    place.error /= self._weight
+            self._weight = 1.0
+
+    def add(self, keys: array[int], block_tokens: float, prompts: float = 1.0) -> None:
+        """Count a prompt by its block keys, for `prompts` that it stands for."""
+        weight, above, blocks = prompts * self._weight, 0, max(1, ceil(FIRST_TOKENS / block_tokens))
+        for level in self._levels:
+            if blocks > len(keys):
+                return
+            key = keys[blocks - 1]
+            place = level.get(key)
+            if place is None:
+                self._admit(level, key, _Place(above, blocks, weight, 0.0))
+                return
+            place.count += weight
+            place.times += 1
+            above, blocks = key, 2 * blocks
+
+    def shared(self, least: float) -> Iterator[Shared]:
+        """The prefixes of at least so many prompts a second, each as deep as most of its prompts go."""
+        longer: dict[int, float] = {}
+        for level in reversed(self._levels):
+            here, longer = longer, {}
+            for key, place in level.items():
+                sure = place.count - place.error
+                if sure > longer.get(place.above, 0.0):
+                    longer[place.above] = sure
+                rate = sure / self._weight / FADE_SECONDS
+                if rate >= least and place.times >= TIMES and here.get(key, 0.0) < SAME * sure:
+                    yield Shared(key, place.blocks, rate)
+
+    def __len__(self) -> int:
+        """Keys that are counted."""
+        return sum(map(len, self._levels))
+
+    @staticmethod
+    def _admit(level: dict[int, _Place], key: int, place: _Place) -> None:
+        if len(level) >= PLACES:
+            least = min(level, key=lambda known: level[known].count)
+            place.error = level.pop(least).count
+            place.count += place.error
+        level[key] = place
