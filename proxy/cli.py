@@ -1,4 +1,4 @@
-"""The command line: `warmroute serve`, `top`, `policies`, `key`, `--version`.
+"""The command line: `warmroute serve`, `doctor`, `top`, `policies`, `key`, `--version`.
 
 Reads settings, checks that it runs from its own packages, and hands over to `proxy.app`. What a person got
 wrong is one sentence on standard error and exit status 2, never a traceback.
@@ -18,7 +18,7 @@ from proxy.explain import catalogue, effective, usage
 from proxy.sources import CONFIG, ConfigError, Loaded, load, read_file, read_flags, read_variables, variable
 
 DISTRIBUTION = "warmroute"
-COMMANDS = ("serve", "top", "policies", "key")
+COMMANDS = ("serve", "doctor", "top", "policies", "key")
 _SWITCHES = ("print_config", "check_config")
 
 
@@ -47,6 +47,8 @@ def _run(arguments: list[str]) -> int:
         return _say(f"{DISTRIBUTION} {_version()}\n")
     if command == "serve":
         return _serve(arguments)
+    if command == "doctor":
+        return _doctor(arguments)
     if command == "top":
         return _top(arguments)
     if command == "key":
@@ -70,9 +72,23 @@ def _serve(arguments: Sequence[str]) -> int:
     if "check_config" in switches:
         return _say("the settings are valid\n")
     _check_owners()
-    from proxy import lifecycle  # noqa: PLC0415 - everything above answers without loading the server
+    if settings.workers > 1:
+        from proxy import supervisor  # noqa: PLC0415 - everything above answers without loading the server
+
+        return supervisor.run(settings)
+    from proxy import lifecycle  # noqa: PLC0415
 
     return lifecycle.run(settings)
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    loaded, switches = _settings(arguments)
+    if switches:
+        raise ConfigError("warmroute doctor takes settings only")
+    _check_owners()
+    from proxy.doctor import run  # noqa: PLC0415 - everything else answers without loading the server
+
+    return run.run(loaded.settings)
 
 
 def _top(arguments: Sequence[str]) -> int:

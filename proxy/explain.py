@@ -19,12 +19,15 @@ _USAGE = """\
 warmroute sends each LLM request to the replica whose KV cache is warm for its prompt.
 
 usage: warmroute [serve] [--NAME VALUE ...] [--config FILE] [--check-config | --print-config]
+       warmroute doctor [--NAME VALUE ...]
        warmroute top [--url URL] [--once] [--NAME VALUE ...]
        warmroute policies
        warmroute key NAME
        warmroute --version | --help
 
   serve            the proxy (the command when none is named)
+  doctor           asks every replica and Redis of the settings, and says what is wrong and what fixes it; exit
+                   status 1 if anything loses hits
   top              the fleet and its hit rates, live in a terminal: of the proxy at --url, or of the one that
                    the settings name; --once prints one screen
   policies         the policies with their parameters and defaults
