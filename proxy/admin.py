@@ -75,7 +75,7 @@ class Admin:
 
     async def handle(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """Answer one request under /admin. Raises ProxyError."""
-        self._authorize(request)
+        self.authorize(request)
         below = "/".join(path.split("/", 3)[:3]) + "/"
         act = self._paths.get((request.method, path)) or self._paths.get((request.method, below))
         if act is not None:
@@ -98,7 +98,8 @@ class Admin:
         """Whether nobody at all is let in."""
         return self._token is None and not self._loopback
 
-    def _authorize(self, request: web.BaseRequest) -> None:
+    def authorize(self, request: web.BaseRequest) -> None:
+        """Raise Unauthorized unless whoever asks may."""
         if self._token is None:
             if self._loopback and _is_own(request):
                 return

@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from policies import registry
 from policies.base import follows_prefixes
@@ -58,10 +58,13 @@ from proxy.shared.rates import Leases
 from proxy.sharing import Sharing
 from proxy.spec import ReplicaSpec
 from proxy.tasks import Tasks
+from proxy.together import Together
 from proxy.truth_metrics import TruthMetrics
 from proxy.upstream import Pool
 from proxy.watch import Home
 from proxy.watched import LOOK_SECONDS
+from proxy.workers.pages import Page, page_of
+from proxy.workers.siblings import Siblings
 
 INDEX_SECONDS = 0.05
 """Between two looks at what predictions have run out and what other proxies have in flight."""
@@ -76,15 +79,30 @@ BACKLOG = 2048
 class Proxy:
     """One proxy process, as an async context manager: it serves from enter to exit."""
 
-    def __init__(self, settings: Settings, *, getaddrinfo: GetAddrInfo | None = None) -> None:
-        """`getaddrinfo` looks up names in place of the event loop's."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        getaddrinfo: GetAddrInfo | None = None,
+        siblings: Siblings | None = None,
+    ) -> None:
+        """`getaddrinfo` looks up names in place of the event loop's.
+
+        `siblings`: the other workers, where it is one of several.
+        """
         self._settings = settings
+        self._siblings = siblings
         self._names = Names(getaddrinfo)
         self.fleet = Fleet(monotonic)
         self.index = TrueIndex(MemoryIndex(), monotonic)
         link = None
         if settings.redis_url != "none":
-            link = Link(redis_url.parse(settings.redis_url), budget=settings.redis_timeout_ms / 1000)
+            given = siblings is not None and settings.redis_url == "embedded"
+            link = Link(
+                redis_url.parse(settings.redis_url),
+                budget=settings.redis_timeout_ms / 1000,
+                topology=siblings.redis if siblings is not None and given else None,
+            )
         self._sharing = Sharing(settings, link, self.fleet, self.index)
         self.metrics = Metrics(self.fleet, self.index)
         self._tasks = Tasks()
@@ -205,7 +223,7 @@ class Proxy:
             overview,
             self._live,
             self._http,
-            flushed=self._flushed,
+            flushed=self._emptied,
             forget=self._forget,
         )
         self._insights = Insights(settings, by_policy, self.metrics, self.ledger, exchanges)
@@ -232,8 +250,19 @@ class Proxy:
         )
         explained.serve(admin, self.ledger, recent, dry_run)
         self._exchanges = exchanges
+        together = None
+        if siblings is not None:
+            together = Together(admin, siblings, seconds=settings.timeouts.request)
         self._server = Server(
-            settings, self.fleet, self.pools, exchanges, self.ledger, admin, self.gate, parts=self._parts
+            settings,
+            self.fleet,
+            self.pools,
+            exchanges,
+            self.ledger,
+            admin,
+            self.gate,
+            parts=self._parts,
+            together=together,
         )
         self._clients = Listener(
             self._server.handle,
@@ -243,13 +272,12 @@ class Proxy:
             keepalive_seconds=settings.timeouts.client_keepalive,
             request_seconds=settings.timeouts.request,
         )
-        self._listener: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
 
     @property
     def port(self) -> int:
         """The port it listens on."""
-        assert self._listener is not None
-        port: int = self._listener.sockets[0].getsockname()[1]
+        port: int = self._listening[0].sockets[0].getsockname()[1]
         return port
 
     @property
@@ -293,17 +321,36 @@ class Proxy:
         self._tasks.every("keys and certificates", LOOK_SECONDS, self._look)
         if self._leases is not None:
             self._tasks.start("leases of rates", self._leases.run())
-        loop, tls = asyncio.get_running_loop(), self._tls.listening
-        self._listener = await loop.create_server(
-            self._clients,
-            settings.host,
-            settings.port,
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=None if tls is None else SHUTDOWN_SECONDS,
-        )
+        if self._siblings is not None:
+            await self._siblings.join(
+                page=self._page,
+                replicas=self._roster.names,
+                flushed=self._flushed,
+                protocol=self._clients,
+            )
+        await self._listen()
         return self
+
+    async def _listen(self) -> None:
+        loop, tls = asyncio.get_running_loop(), self._tls.listening
+        places: list[dict[str, Any]] = [{"host": self._settings.host, "port": self._settings.port}]
+        if self._siblings is not None:
+            places = [{"sock": each} for each in self._siblings.sockets]
+        for place in places:
+            listening = await loop.create_server(
+                self._clients,
+                **place,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=None if tls is None else SHUTDOWN_SECONDS,
+            )
+            self._listening.append(listening)
+
+    def _page(self) -> Page:
+        """What is counted here."""
+        self.ledger.flush()
+        return page_of(self.metrics.families())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -335,8 +382,8 @@ class Proxy:
             last.callback(self.ledger.flush)
             last.push_async_callback(self._clients.end)
             last.callback(setattr, self._exchanges, "ending", True)
-            if self._listener is not None:
-                await self._clients.drain(self._listener, delay=delay, grace=grace)
+            if self._listening:
+                await self._clients.drain(self._listening, delay=delay, grace=grace)
 
     def hurry(self) -> None:
         """Wait for nothing any more: `close` ends what is left at once."""
@@ -389,7 +436,14 @@ class Proxy:
         self.pools.described(name)
         self._ingest.described(name)
 
+    def _emptied(self, name: str) -> None:
+        self._flushed(name)
+        if self._siblings is not None:
+            self._siblings.flushed(name)
+
     def _flushed(self, name: str) -> None:
+        if name not in self.fleet.replicas:
+            return
         self._ingest.flushed(name)
         if self.index.mode(name) == "learned":
             self._forget(name)

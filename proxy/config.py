@@ -42,9 +42,6 @@ from proxy.tls import Tls
 MASK = "**********"
 """What stands for a secret wherever settings are shown."""
 
-LATER = frozenset(("workers",))
-"""Settings that are promised but not built yet: refused rather than ignored."""
-
 
 def _networks(value: Any) -> Any:
     """`10.0.0.0/8, ::1` or a list, as networks."""
@@ -226,6 +223,9 @@ class Settings(BaseSettings):
     admin_token_file: Path | None = None
     """file that holds that token"""
     probes: Probes = Probes()
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """processes on one port, as many as cores can be spared; one more runs the embedded Valkey and starts
+    anew whichever ends. Queues and caches are set for all of them together"""
     shutdown_delay: NonNegativeFloat = 3.0
     """seconds between SIGTERM, from which on /ready says 503, and the end of accepting connections: for load
     balancers to notice; SIGINT skips it"""
@@ -341,6 +341,10 @@ class Settings(BaseSettings):
                 raise ValueError("discovery=kubernetes follows a service: set WARMROUTE_KUBERNETES__SERVICE")
             if find_spec("kubernetes_asyncio") is None:
                 raise ValueError("discovery=kubernetes needs an extra: pip install 'warmroute[kubernetes]'")
+        if self.workers > 1 and self.redis_url.strip() == "none":
+            raise ValueError("workers share their index through Redis: set redis_url to embedded or a URL")
+        if self.workers > 1 and self.canary.on:
+            raise ValueError("a canary is judged by one process: set workers to 1, or leave the canary out")
         if redis_url.parse(self.redis_url).shared and "secret" not in self.model_fields_set:
             raise ValueError(
                 "redis_url names a Redis that is shared, and every proxy on it needs the same secret: set "

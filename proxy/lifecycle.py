@@ -9,6 +9,7 @@ import asyncio
 import gc
 import signal
 import sys
+from functools import partial
 
 import uvloop
 
@@ -17,6 +18,7 @@ from proxy.app import Proxy
 from proxy.config import Settings
 from proxy.logs import logger
 from proxy.shared.base import Disagreement
+from proxy.workers.siblings import Siblings
 
 COLLECT_EVERY = 50_000
 """Objects made and not freed before the collector looks for cycles: at the default of 700 it takes a tenth
@@ -26,11 +28,14 @@ of the time, for requests that leave no cycles behind."""
 def run(settings: Settings) -> int:
     """Serve until told to stop; the process's exit status."""
     logs.configure(json=settings.log_format == "json", level=settings.log_level)
-    return uvloop.run(_serve(settings))
+    return uvloop.run(serve(settings))
 
 
-async def _serve(settings: Settings) -> int:
-    proxy = Proxy(settings)
+async def serve(settings: Settings, siblings: Siblings | None = None) -> int:
+    """The same on the running event loop, alone or as one of several workers."""
+    if siblings is not None:
+        siblings.listen()
+    proxy = Proxy(settings, siblings=siblings)
     told = asyncio.Event()
     signals: list[int] = []
 
@@ -42,6 +47,8 @@ async def _serve(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, take, number)
+    if siblings is not None:
+        siblings.orphaned = partial(take, signal.SIGINT)
     try:
         if not await _unless(told, proxy):
             return 0
@@ -53,7 +60,10 @@ async def _serve(settings: Settings) -> int:
             "cannot listen on %s:%d (%s): choose another WARMROUTE_PORT", settings.host, settings.port, error
         )
         return 1
-    print(f"listening on {proxy.url}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever started it
+    if siblings is not None:
+        siblings.ready()
+    else:
+        print(f"listening on {proxy.url}", file=sys.stderr, flush=True)  # noqa: T201 - for whoever started it
     gc.collect()
     gc.freeze()  # what was built at the start lives as long as the process
     gc.set_threshold(COLLECT_EVERY, 20, 50)
@@ -66,6 +76,8 @@ async def _serve(settings: Settings) -> int:
         settings.shutdown_grace,
     )
     await proxy.close(grace=settings.shutdown_grace, delay=delay)
+    if siblings is not None:
+        await siblings.close()
     logger.info("stopped, with %d sequences in flight", proxy.in_flight)
     return 0
 

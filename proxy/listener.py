@@ -5,7 +5,7 @@ Must never end an answer that is not whole as if it were.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -82,12 +82,13 @@ class Listener:
             if connection.quiet_since < now - seconds:
                 connection.close()
 
-    async def drain(self, listening: asyncio.Server, *, delay: float, grace: float) -> None:
+    async def drain(self, listening: Iterable[asyncio.Server], *, delay: float, grace: float) -> None:
         """Accept for `delay` seconds more, then give what is here `grace`; until `hurry` at the most."""
         self.closing = True
         if delay:
             await self._unless_hurried(asyncio.sleep(delay), delay)
-        listening.close()
+        for each in listening:
+            each.close()
         self._close_idle()
         await self._unless_hurried(self._idle(), grace)
 

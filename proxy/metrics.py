@@ -149,6 +149,10 @@ class Metrics(Collector):
         )
         return [family.collect() for family in families]
 
+    def families(self) -> Iterable[Metric]:
+        """Every family there is, those of registered collectors too."""
+        return self._registry.collect()
+
     def page(self) -> bytes:
         """The exposition in Prometheus' text format."""
         return generate_latest(self._registry)

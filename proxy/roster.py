@@ -97,6 +97,10 @@ class Roster:
         """What each source told last, as far as there was room for it."""
         self._refused: set[tuple[str, str, str]] = set()
 
+    def names(self) -> list[str]:
+        """The replicas of which something is kept: all that are here, and those that have just left."""
+        return [*self._fleet.replicas, *(each.replica.name for each in self.leaving)]
+
     def member(self, name: str) -> Member:
         """The engine of this name, or whose rank has it. Raises NotFound."""
         member = self._members.get(name) or self._members.get(name.rpartition("@")[0])

@@ -25,6 +25,7 @@ from proxy.pools import Pools
 from proxy.prompt.parse import Endpoint
 from proxy.replica import Replica
 from proxy.request import Request
+from proxy.together import Together
 
 PASSED = frozenset(("/tokenize", "/detokenize"))
 CONTROL = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
@@ -46,13 +47,15 @@ class Server:
         gate: Gate,
         *,
         parts: Callable[[], dict[str, object]],
+        together: Together | None = None,
     ) -> None:
-        """`parts`: what /ready tells beside models and replicas."""
+        """`parts`: what /ready tells beside models and replicas. `together`: where there are more workers."""
         self._fleet = fleet
         self._pools = pools
         self._exchanges = exchanges
         self._ledger = ledger
         self._admin = admin
+        self._together = together
         self._gate = gate
         self._header_bytes = int(settings.limits.header_bytes)
         self._passed = PASSED | frozenset(settings.passthrough)
@@ -93,7 +96,7 @@ class Server:
                     raise MethodNotAllowed(f"{path} takes GET")
                 return await local(request)
             if path.startswith("/admin/"):
-                return await self._admin.handle(request, path)
+                return await (self._together or self._admin).handle(request, path)
             if path == "/ui" or path.startswith("/ui/"):
                 return self._page(request, path)
         except ProxyError as error:
@@ -142,7 +145,8 @@ class Server:
         return state
 
     async def _metrics_page(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(body=self._ledger.page(), headers={"Content-Type": _TEXT, "Server": SERVER})
+        page = self._ledger.page() if self._together is None else await self._together.metrics()
+        return web.Response(body=page, headers={"Content-Type": _TEXT, "Server": SERVER})
 
     def _page(self, request: web.BaseRequest, path: str) -> web.Response:
         """The dashboard, whose every figure comes from /admin."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from policies import registry
-from proxy.config import LATER, Settings
+from proxy.config import Settings
 from proxy.spec import ReplicaSpec, parse_json
 
 PREFIX = str(Settings.model_config["env_prefix"])
@@ -44,8 +44,6 @@ class Layer:
     def put(self, path: str, value: Any) -> None:
         """Take one value; a group is taken apart. ConfigError where there is no such setting."""
         group = GROUPS.get(path)
-        if path.partition(".")[0] in LATER:
-            raise ConfigError(f"{self.spell(path)} is not in this version yet: leave it out")
         if group is not None:
             try:
                 members = parse_json(value) if isinstance(value, str) else value
@@ -242,8 +240,6 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[str, list[str]]:
 
 
 def _unknown_member(subject: str, name: str) -> str:
-    if f"replicas.{name}" in LATER:
-        return f"{subject} is not in this version yet: leave it out"
     match = get_close_matches(name, ReplicaSpec.model_fields, n=1)
     fix = f"did you mean {match[0]}?" if match else f"a replica has {', '.join(ReplicaSpec.model_fields)}"
     return f"{subject} is not known: {fix}"

@@ -74,7 +74,8 @@ async def connect(settings: Configured) -> "Link":
 class Link:
     """One Redis, as one proxy sees it. Its counters only grow."""
 
-    def __init__(self, url: RedisURL, *, budget: float = 0.002) -> None:
+    def __init__(self, url: RedisURL, *, budget: float = 0.002, topology: Topology | None = None) -> None:
+        """`topology` finds the server in place of what the URL says."""
         if url.kind == "none":
             raise ValueError("redis_url is none: there is nothing to link to")
         self.budget = budget
@@ -94,7 +95,7 @@ class Link:
         """Times that it came up after it had been up before."""
         self._url = url
         self._servers = Servers(url)
-        self._topology = self._choose()
+        self._topology = topology or self._choose()
         self._primaries: frozenset[Address] = frozenset()
         self._generation = 0
         self._was_up = False
@@ -104,6 +105,11 @@ class Link:
         self._tried = asyncio.Event()
         self._wake = asyncio.Event()
         self._tasks = Tasks()
+
+    @property
+    def addresses(self) -> frozenset[Address]:
+        """The primaries, as they were found last."""
+        return self._primaries
 
     async def start(self) -> None:
         """Begin to look for Redis; returns after the first attempt, or after `DEADLINE` seconds."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from proxy import keys_file
-from proxy.config import LATER, MASK, Settings
+from proxy.config import MASK, Settings
 from proxy.explain import effective, usage
 from proxy.sources import (
     FIELDS,
@@ -133,6 +133,7 @@ SAMPLES = {
     "probes.timeout": "1.5",
     "probes.misses": "5",
     "probes.recoveries": "2",
+    "workers": "3",
     "shutdown_delay": "1",
     "shutdown_grace": "3",
     "log_format": "json",
@@ -289,13 +290,10 @@ def test_a_member_wins_over_its_group():
     assert (loaded.settings.timeouts.idle, loaded.settings.timeouts.connect) == (2, 1)
 
 
-@pytest.mark.parametrize("path", sorted(LATER))
-def test_what_is_not_built_yet_is_refused(path):
-    _group, dot, name = path.partition(".")
-    given = {"replicas": json.dumps([{"url": REPLICA, name: 1}])} if dot else {path: "1"}
-    assert refused(given).endswith("is not in this version yet: leave it out")
-    if not dot:
-        assert refused(variables={variable(path) + "__X": "1"}).endswith("leave it out")
+def test_workers_need_something_to_share():
+    assert settings({"workers": "4"}).settings.workers == 4
+    assert "share their index through Redis" in refused({"workers": "2", "redis-url": "none"})
+    assert "workers" in refused({"workers": "0"})
 
 
 @pytest.mark.parametrize("given", [None, "embedded", "none"])

@@ -1,0 +1,79 @@
+"""/admin of one worker among several: what an operator orders or asks is ordered or asked of all of them.
+
+Invariant: what came by way of the supervisor goes no further.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from proxy import bodies
+from proxy.admin import SPEC_BYTES, Admin
+from proxy.errors import Conflict
+from proxy.workers.orders import Answer, Order, order
+from proxy.workers.siblings import Siblings
+
+_CHANGES = ("POST", "PUT", "PATCH", "DELETE")
+_REPLICAS = "/admin/replicas/"
+_REQUESTS = "/admin/requests"
+ALONE = "a canary is judged by one process: run the proxy with WARMROUTE_WORKERS=1 for it"
+
+
+class Together:
+    """Stands before a worker's own `Admin`."""
+
+    def __init__(self, admin: Admin, siblings: Siblings, *, seconds: float) -> None:
+        """`seconds`: that a request may take to arrive."""
+        self._admin = admin
+        self._siblings = siblings
+        self._seconds = seconds
+
+    async def handle(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Answer one request under /admin. Raises ProxyError."""
+        if request.transport is None or not isinstance(request.transport.get_extra_info("peername"), tuple):
+            return await self._admin.handle(request, path)
+        self._admin.authorize(request)
+        if request.method in _CHANGES and not _is_for_one(path):
+            if path == "/admin/canary":
+                raise Conflict(ALONE)
+            body = await bodies.read(request, SPEC_BYTES, self._seconds)
+            return _response(await self._siblings.order(_order(request, body)))
+        if request.method == "GET" and path.startswith(_REQUESTS):
+            answers = await self._siblings.ask(_order(request, b""))
+            if path == _REQUESTS:
+                return _response(_latest(answers, request.rel_url.query.get("limit")))
+            return _response(min(answers, key=lambda answer: answer.status))  # found, if by anyone
+        return await self._admin.handle(request, path)
+
+    async def metrics(self) -> bytes:
+        """The exposition of all workers together."""
+        return await self._siblings.metrics()
+
+
+def _is_for_one(path: str) -> bool:
+    """Whether something is to be done once: a dry run, or a call to an engine."""
+    rest = path.removeprefix(_REPLICAS).partition("/")[2] if path.startswith(_REPLICAS) else ""
+    return path == "/admin/route" or rest not in ("", "drain")
+
+
+def _order(request: web.BaseRequest, body: bytes) -> Order:
+    return order(request.method, request.raw_path, request.raw_headers, body)
+
+
+def _latest(answers: Sequence[Answer], limit: str | None) -> Answer:
+    """Every worker's latest requests as one list; where one refuses, all do."""
+    worst = max(answers, key=lambda answer: answer.status)
+    if worst.status != web.HTTPOk.status_code:
+        return worst
+    lists: list[list[dict[str, Any]]] = [msgspec.json.decode(answer.body)["requests"] for answer in answers]
+    found = sorted(chain(*lists), key=lambda each: -each["ended"])
+    most = max(map(len, lists)) if limit is None else int(limit)
+    return worst._replace(body=msgspec.json.encode({"requests": found[:most]}))
+
+
+def _response(answer: Answer) -> web.Response:
+    headers = {"Content-Type": answer.kind.decode("latin-1")} if answer.kind else {}
+    return web.Response(status=answer.status, body=answer.body or None, headers=headers)

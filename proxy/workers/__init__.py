@@ -1,0 +1,1 @@
+"""Several workers as one proxy: what they tell each other, by way of the supervisor that started them."""
