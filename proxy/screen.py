@@ -126,7 +126,7 @@ def _fleet(replicas: Sequence[Frame], over: Frame) -> Table:
     table = _table("<<>><><>>", columns)
     for row in replicas:
         if "up" not in row:  # it has left, and still answers
-            table.add_row(plain(row["name"]), Text(row["state"], QUIET), count(row["in_flight"]))
+            table.add_row(plain(row["name"]), Text(plain(row["state"]), QUIET), count(row["in_flight"]))
             continue
         table.add_row(
             plain(row["name"]),
@@ -135,7 +135,7 @@ def _fleet(replicas: Sequence[Frame], over: Frame) -> Table:
             short(row["queued_tokens"]),
             _bar(row["index_blocks"], row["cache_blocks"] or row["index_capacity"]),
             NONE if row["kv_usage"] is None else f"{100 * row['kv_usage']:.0f} %",
-            Text(row["index_mode"], FAIR if row["index_mode"] == "stale" else ""),
+            Text(plain(row["index_mode"]), FAIR if row["index_mode"] == "stale" else ""),
             short(row["prefill_tokens_per_second"]),
             count(routed.get(row["name"], 0)),
         )
@@ -148,7 +148,7 @@ def _queue(frame: Frame) -> list[Text]:
         line.append(f"  {plain(name)} ", "default")
         line.append(count(waiting), "bold default" if waiting else "default")
         for reason, turned_away in frame["queue"]["shed"].get(name, {}).items():
-            line.append(f" ({count(turned_away)} {reason})", FAIR)
+            line.append(f" ({count(turned_away)} {plain(reason)})", FAIR)
     return [line]
 
 
@@ -174,7 +174,7 @@ def _health(row: Frame) -> Text:
     if row["state"] != "up":
         return Text(plain(row["state"]), FAIR)
     if row["breaker"] != "closed":
-        return Text(f"breaker {row['breaker']}", FAIR)
+        return Text(plain(row["breaker"].replace("_", "-")), FAIR)
     return Text("suspect", FAIR) if row["suspect"] else Text("up", "green")
 
 

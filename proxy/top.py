@@ -77,6 +77,7 @@ class Top:
         async for frame in self._follow():
             await self._take(frame)
             return
+        raise CannotWatch(f"{self._proxy} ended the stream before it told anything: is it about to end?")
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Take frame after frame, and wait for a proxy that goes away. Raises CannotWatch."""
@@ -110,7 +111,7 @@ class Top:
 
     async def _follow(self) -> AsyncIterator[Frame]:
         async with self._session.get(f"{self._proxy}/admin/live") as response:
-            if response.status != HTTPStatus.OK:
+            if response.status != HTTPStatus.OK or response.content_type != "text/event-stream":
                 raise CannotWatch(await _refusal(self._proxy, response))
             async for line in response.content:
                 if line.startswith(_START):
@@ -173,7 +174,7 @@ def _pressed() -> Iterator[asyncio.Future[None]]:
 async def _refusal(proxy: str, response: aiohttp.ClientResponse) -> str:
     if response.status == HTTPStatus.UNAUTHORIZED:
         return f"{proxy} does not accept the token: give its own by --admin-token or WARMROUTE_ADMIN_TOKEN"
-    if response.status == HTTPStatus.NOT_FOUND:
+    if response.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
         return f"{proxy} has no /admin/live: is it a warmroute, and of this version?"
     try:
         told = msgspec.json.decode(await response.read(), type=dict[str, dict[str, Any]])

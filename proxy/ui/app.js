@@ -1,6 +1,7 @@
 // The page: asks for the token if there is one, follows the live frames, and shows them section by section.
 
 import { Refused, dropToken, follow, get, hasToken, keepToken } from "./api.js";
+import { Breaks } from "./breaks.js";
 import { Canary } from "./canary.js";
 import { Decisions } from "./decisions.js";
 import { make, say } from "./dom.js";
@@ -8,6 +9,7 @@ import { History } from "./figures.js";
 import { Fleet } from "./fleet.js";
 import { Headline } from "./headline.js";
 import { Queue, Ttft } from "./latency.js";
+import { Prefixes } from "./prefixes.js";
 import { Waterfall } from "./waterfall.js";
 
 const at = (id) => document.getElementById(id);
@@ -23,6 +25,8 @@ const live = [
 /** What is asked for now and then: where, how often, and who shows it. */
 const asked = [
   { path: "requests?limit=12", seconds: 2, section: new Decisions(body("decisions"), at("why")) },
+  { path: "prefixes", seconds: 5, section: new Prefixes(body("prefixes")) },
+  { path: "breaks", seconds: 10, section: new Breaks(body("breaks")) },
   { path: "canary", seconds: 2, section: new Canary(body("canary")) },
 ];
 
