@@ -68,7 +68,8 @@ class Asker:
         self._http = http
         self._url = replica.url
         self._server_name = replica.server_name
-        self._headers = {name.decode(): value.decode() for name, value in replica.fields}
+        _, of_several, rank = replica.name.partition("@")  # see proxy.ranks
+        self._headers = {"X-data-parallel-rank": rank} if of_several else {}
 
     async def get(self, path: str) -> Answer:
         """A GET."""
