@@ -65,6 +65,7 @@ class Admin:
             ("POST", "/admin/flush"): self._flush,
             ("GET", "/admin/policy"): self._policy,
             ("GET", "/admin/live"): live.stream,
+            ("GET", "/admin/overview"): self._frame,
         }
 
     def serve(
@@ -109,6 +110,14 @@ class Admin:
             shown.strip().encode("utf-8", "surrogateescape"), self._token
         ):
             raise Unauthorized("/admin needs the header Authorization: Bearer <WARMROUTE_ADMIN_TOKEN>")
+
+    def own_fields(self) -> list[tuple[bytes, bytes]]:
+        """The header fields with which a worker of this proxy asks another."""
+        token = [] if self._token is None else [(b"Authorization", b"Bearer " + self._token)]
+        return [(b"Host", b"localhost"), *token]
+
+    async def _frame(self, _: web.BaseRequest) -> web.Response:
+        return _json(self._overview.frame())
 
     async def _replicas(self, _: web.BaseRequest) -> web.Response:
         return _json({"replicas": self._overview.replicas()})

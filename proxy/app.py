@@ -253,6 +253,7 @@ class Proxy:
         together = None
         if siblings is not None:
             together = Together(admin, siblings, seconds=settings.timeouts.request)
+            self._live.make = lambda: together.overview(overview.frame())
         self._server = Server(
             settings,
             self.fleet,

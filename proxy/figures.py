@@ -3,8 +3,10 @@
 `proxy/ui/figures.js` says the same to a browser. Unknown is not zero: it reads as a dash.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
+from operator import add
 from typing import Any
 
 NONE = "–"  # noqa: RUF001 - a dash is meant
@@ -82,6 +84,41 @@ def between(before: Frame, now: Frame) -> Frame:
     return {**found, "ttft": {**now["ttft"], "series": series}}
 
 
+def merged(mine: Frame, frames: Sequence[Frame]) -> Frame:
+    """The frame of several workers as one: `mine`, with what all of `frames` count, added up.
+
+    Replicas, models and parts are the same for all: each worker knows of the others' load.
+    """
+    found: Frame = {
+        name: _sums([row for frame in frames for row in frame[name]], labels, figures)
+        for name, (labels, figures) in _COUNTED.items()
+    }
+    series: dict[tuple[str, str], list[int]] = {}
+    for each in (each for frame in frames for each in frame["ttft"]["series"]):
+        known = series.setdefault((each["group"], each["priority"]), [0] * len(each["counts"]))
+        known[:] = map(add, known, each["counts"])
+    rows = [{"group": group, "priority": of, "counts": counts} for (group, of), counts in series.items()]
+    waiting: Counter[str] = Counter(dict.fromkeys(mine["queue"]["waiting"], 0))
+    shed: dict[str, Counter[str]] = {}
+    for queue in (frame["queue"] for frame in frames):
+        waiting.update(queue["waiting"])
+        for priority, reasons in queue["shed"].items():
+            shed.setdefault(priority, Counter()).update(reasons)
+    found["ttft"] = {**mine["ttft"], "series": rows}
+    return {**mine, **found, "queue": {"waiting": waiting, "shed": shed}}
+
+
+def _sums(rows: Sequence[Frame], labels: Sequence[str], figures: Sequence[str]) -> list[Frame]:
+    found: dict[tuple[str, ...], Frame] = {}
+    for row in rows:
+        known = found.get(key := tuple(row[label] for label in labels))
+        if known is None:
+            found[key] = dict(row)
+        else:
+            known.update({figure: known[figure] + row[figure] for figure in figures})
+    return list(found.values())
+
+
 def total(rows: Sequence[Frame], figure: str) -> float:
     """The sum of one figure over rows."""
     return float(sum(row[figure] for row in rows))
@@ -89,12 +126,7 @@ def total(rows: Sequence[Frame], figure: str) -> float:
 
 def grouped(rows: Sequence[Frame], label: str, figures: Sequence[str]) -> list[Frame]:
     """Rows that share a label added up, in the order of their first."""
-    found: dict[str, Frame] = {}
-    for row in rows:
-        mine = found.setdefault(row[label], {label: row[label], **dict.fromkeys(figures, 0)})
-        for figure in figures:
-            mine[figure] += row[figure]
-    return list(found.values())
+    return [{name: row[name] for name in (label, *figures)} for row in _sums(rows, (label,), figures)]
 
 
 def _less(

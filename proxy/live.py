@@ -5,7 +5,8 @@ slowly it reads; it misses those in between. Must never keep the proxy from endi
 """
 
 import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -29,13 +30,16 @@ _HEADERS = {
 }
 
 
+Make = Callable[[], dict[str, Any] | Awaitable[dict[str, Any]]]
+
+
 class Live:
     """The watchers, and the frame that they get next."""
 
-    def __init__(self, frame: Callable[[], dict[str, Any]], tasks: Tasks) -> None:
-        """`frame` makes what is told."""
+    def __init__(self, make: Make, tasks: Tasks) -> None:
+        """`make` gives what is told."""
         self.watchers = 0
-        self._make = frame
+        self.make = make
         self._tasks = tasks
         self._ticking: asyncio.Task[None] | None = None
         self._frame = b""
@@ -83,8 +87,11 @@ class Live:
                 await self._told.wait()
         await response.write_eof()
 
-    def _tick(self) -> None:
-        self._frame = b"data: " + msgspec.json.encode(self._make()) + b"\n\n"
+    async def _tick(self) -> None:
+        told = self.make()
+        if inspect.isawaitable(told):
+            told = await told
+        self._frame = b"data: " + msgspec.json.encode(told) + b"\n\n"
         self._number += 1
         if not self._ended:
             self._told.set()

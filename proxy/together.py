@@ -13,12 +13,14 @@ from aiohttp import web
 from proxy import bodies
 from proxy.admin import SPEC_BYTES, Admin
 from proxy.errors import Conflict
+from proxy.figures import Frame, merged
 from proxy.workers.orders import Answer, Order, order
 from proxy.workers.siblings import Siblings
 
 _CHANGES = ("POST", "PUT", "PATCH", "DELETE")
 _REPLICAS = "/admin/replicas/"
 _REQUESTS = "/admin/requests"
+_OVERVIEW = "/admin/overview"
 ALONE = "a canary is judged by one process: run the proxy with WARMROUTE_WORKERS=1 for it"
 
 
@@ -46,7 +48,16 @@ class Together:
             if path == _REQUESTS:
                 return _response(_latest(answers, request.rel_url.query.get("limit")))
             return _response(min(answers, key=lambda answer: answer.status))  # found, if by anyone
-        return await self._admin.handle(request, path)
+        mine = await self._admin.handle(request, path)
+        if path == _OVERVIEW and isinstance(mine, web.Response) and isinstance(mine.body, bytes):
+            mine.body = msgspec.json.encode(await self.overview(msgspec.json.decode(mine.body)))
+        return mine
+
+    async def overview(self, mine: Frame) -> Frame:
+        """What all workers count, with what this one sees."""
+        answers = await self._siblings.ask(order("GET", _OVERVIEW, self._admin.own_fields(), b""))
+        known = [msgspec.json.decode(each.body) for each in answers if each.status == web.HTTPOk.status_code]
+        return merged(mine, known)
 
     async def metrics(self) -> bytes:
         """The exposition of all workers together."""

@@ -119,7 +119,7 @@ async def test_no_name_is_taken_for_markup(page: Page, upstream: Upstream, proxy
     proxy = await proxy_factory(upstream)
     await stream(proxy, upstream, 2)
     paths = proxy._server._admin._paths
-    proxy._live._make = lambda make=proxy._live._make: hostile(make())
+    proxy._live.make = lambda make=proxy._live.make: hostile(make())
     for path in ("requests", "canary", "prefixes", "breaks", "savings"):
         act = paths["GET", f"/admin/{path}"]
 

@@ -103,14 +103,14 @@ async def test_nothing_is_made_while_nobody_watches(
     monkeypatch.setattr(live, "SECONDS", 0.01)
     proxy = await proxy_factory(upstream)
     made = 0
-    make = proxy._live._make
+    make = proxy._live.make
 
     def counted() -> dict[str, Any]:
         nonlocal made
         made += 1
         return make()
 
-    proxy._live._make = counted
+    proxy._live.make = counted
     async with watching(proxy) as watcher:
         await watcher.frame()
     await eventually(lambda: proxy._live.watchers == 0)
@@ -152,7 +152,7 @@ async def test_who_does_not_read_misses_frames_and_holds_no_more_than_one(
         made += 1
         return {"at": made, "filling": "x" * size}
 
-    proxy._live._make = large
+    proxy._live.make = large
     async with watching(proxy, receive_buffer=4096) as watcher:
         watcher.client.transport.pause_reading()
         await eventually(lambda: made > 100)
@@ -166,7 +166,7 @@ async def test_who_does_not_read_for_long_counts_as_gone(
     monkeypatch.setattr(live, "SECONDS", 0.001)
     monkeypatch.setattr(live, "SLOW_SECONDS", 0.05)
     proxy = await proxy_factory(upstream)
-    proxy._live._make = lambda: {"filling": "x" * 2_000_000}
+    proxy._live.make = lambda: {"filling": "x" * 2_000_000}
     async with watching(proxy, receive_buffer=4096) as watcher:
         watcher.client.transport.pause_reading()
         await eventually(lambda: proxy._live.watchers == 1)

@@ -91,3 +91,17 @@ def test_rows_are_added_up_by_a_label():
 )
 def test_how_numbers_read(value, text):
     assert value == text
+
+
+def test_what_several_workers_count_is_added_up():
+    queue = {"waiting": {"standard": 2, "batch": 0}, "shed": {"batch": {"late": 1}}}
+    one = {**frame(10, 1, 0, 0, 0, 0), "queue": queue, "replicas": ["the same"]}
+    other = {**frame(5, 0, 3, 0, 0, 0, replica="b"), "queue": {**queue, "shed": {}}, "replicas": ["not mine"]}
+    both = figures.merged(one, [one, other])
+    assert both["tokens"][0]["prompt"] == both["tokens"][0]["reported"] == 15
+    assert both["requests"] == [{**one["requests"][0], "count": 4}]
+    assert {row["replica"]: row["count"] for row in both["decisions"]} == {"a": 1, "b": 3}
+    assert both["ttft"]["series"][0]["counts"] == [1, 3, 0, 0, 0]
+    assert both["queue"] == {"waiting": {"standard": 4, "batch": 0}, "shed": {"batch": {"late": 1}}}
+    assert both["replicas"] == ["the same"]
+    assert one["ttft"]["series"][0]["counts"] == [1, 0, 0, 0, 0]
