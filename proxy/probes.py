@@ -169,7 +169,10 @@ class Probes:
                     return False
                 known = self._fleet.replicas[self._replicas[spec.name][0]].description
                 if not known.models and not self._misses.get(spec.name):
-                    logger.warning("replica %s cannot be used yet, and is asked again: %s", spec.name, error)
+                    logger.warning(
+                        "replica %s cannot be used yet, and is asked again: %s; %s",
+                        *(spec.name, error, remedy(error)),
+                    )
                 logger.debug("probe of %s: %r", spec.name, error)
                 if isinstance(error, TimeoutError):
                     self._late.add(spec.name)
@@ -283,3 +286,12 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
         if len(whole) > LONGEST:
             raise ValueError(f"{response.url.path} answered more than {LONGEST >> 20} MiB")
     return bytes(whole)
+
+
+def remedy(error: Exception) -> str:
+    """What a person does about a replica that could not be asked."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "name who signs its certificate in WARMROUTE_TLS__UPSTREAM_CA, or its server_name"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "correct http or https in WARMROUTE_REPLICAS"
+    return "start it, or correct its URL in WARMROUTE_REPLICAS"

@@ -335,4 +335,6 @@ def _reason(error: BaseException) -> str:
         return f"it refuses the credentials ({text}): correct user and password in redis_url"
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return f"{text}: name who signed it, redis_url=rediss://...?ssl_ca_certs=FILE"
+    if " connecting to " in text:
+        return f"{text.rstrip('.')}: start it, or correct redis_url"
     return text
