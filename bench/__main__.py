@@ -5,7 +5,8 @@ from importlib import import_module
 
 COMMANDS = {
     "engine": "simulated replicas: OpenAI-compatible servers with a real block cache",
-    "load": "open-loop load over HTTP: latencies, hit rates, errors",
+    "load": "load over HTTP, open or closed loop: latencies, hit rates, errors, with intervals",
+    "compare": "gates for a release: is B worse than A, beyond noise?",
     "simulate": "every policy on a workload or a trace, on a virtual clock",
     "admission": "classes and limits on a virtual clock: floods, long prompts, a sweep of limits",
     "canary": "a canary with better, equal and bad policies, on a virtual clock",

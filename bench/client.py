@@ -18,8 +18,8 @@ import msgspec
 CONNECT_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 300.0
 
-_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text)":"(?!")')
-_USAGE = b'"usage":{'
+_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)":\s*"(?!")')
+_USAGE = re.compile(rb'"usage":\s*\{')
 
 
 class Usage(msgspec.Struct):
@@ -49,6 +49,8 @@ class Reply:
     first_token: float | None = None
     last_token: float | None = None
     end: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    """Seconds from each token to the next; tokens that came in one read are 0 apart."""
     usage: Usage | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,28 +71,43 @@ class Client:
     ) -> None:
         await self.session.close()
 
-    async def stream(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """POST `body` and read the stream to its end. Failures are part of the reply, never raised."""
+    async def stream(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout: float | None = None
+    ) -> Reply:
+        """POST `body` and read the stream to its end. Failures are part of the reply, never raised.
+
+        `timeout`: seconds for all of it.
+        """
         reply = Reply()
         try:
-            async with self.session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+            async with (
+                asyncio.timeout(timeout),
+                self.session.post(url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
                 reply.status, reply.headers = response.status, response.headers
                 if response.status != 200:
                     text = await response.text(errors="replace")
                     reply.error = f"status {response.status}: {text[:200]}"
                     return reply
                 await self._read(response, reply)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except TimeoutError as error:
+            reply.error = f"timeout: {error or f'no whole answer within {timeout:g} s'}"
+        except (aiohttp.ClientError, OSError) as error:
             reply.error = f"{type(error).__name__}: {error}"
         return reply
 
     async def _read(self, response: aiohttp.ClientResponse, reply: Reply) -> None:
-        tail = b""
+        tail = rest = b""
         async for data in response.content.iter_any():
             now = monotonic()
-            if _TOKEN.search(data):
-                if reply.first_token is None:
+            whole, line_end, after = (rest + data).rpartition(b"\n")  # an event may come in two reads
+            rest = after[-65536:] if line_end else rest + data
+            if tokens := len(_TOKEN.findall(whole)):
+                if reply.last_token is None:
                     reply.first_token = now
+                else:
+                    reply.gaps.append(now - reply.last_token)
+                reply.gaps.extend([0.0] * (tokens - 1))
                 reply.last_token = now
             tail = (tail + data)[-4096:]
         reply.end = monotonic()
@@ -102,9 +119,10 @@ class Client:
 
 
 def _last_usage(tail: bytes) -> Usage | None:
-    at = tail.rfind(_USAGE)
-    if at < 0:
+    found = list(_USAGE.finditer(tail))
+    if not found:
         return None
+    at = found[-1].start()
     start = tail.rfind(b"data: ", 0, at)
     end = tail.find(b"\n", at)
     if start < 0 or end < 0:

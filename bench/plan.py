@@ -76,19 +76,28 @@ def ceilings(plan: Sequence[Planned], *, blocks: int, block_size: int) -> dict[s
     Requests in order of their due times, each complete before the next; outputs take their room too. A router
     that kept one-off prompts away from shared ones could pass it slightly.
     """
-    cache = BlockCache(blocks)
     cached: defaultdict[str, int] = defaultdict(int)
     tokens: defaultdict[str, int] = defaultdict(int)
+    ordered = sorted(plan, key=lambda planned: planned.due)
+    for planned, hit in zip(ordered, best_hits(ordered, blocks=blocks, block_size=block_size), strict=True):
+        cached[planned.group] += hit
+        tokens[planned.group] += planned.prompt_tokens
+    return {group: cached[group] / tokens[group] for group in tokens}
+
+
+def best_hits(plan: Sequence[Planned], *, blocks: int, block_size: int) -> list[int]:
+    """Prompt tokens, request by request in the given order, that one LRU of `blocks` blocks holds."""
+    cache = BlockCache(blocks)
+    hits = []
     unique = 1 << 64
-    for planned in sorted(plan, key=lambda planned: planned.due):
+    for planned in plan:
         total = -(-(planned.prompt_tokens + planned.output_tokens - 1) // block_size)
         hit = cache.match(planned.keys, (planned.prompt_tokens - 1) // block_size)
-        cached[planned.group] += hit * block_size
-        tokens[planned.group] += planned.prompt_tokens
+        hits.append(hit * block_size)
         held = list(planned.keys) + list(range(unique, unique + total - len(planned.keys)))
         unique += total
         for key in held[:blocks]:
             cache.pin(key)
         for key in reversed(held[:blocks]):
             cache.release(key)
-    return {group: cached[group] / tokens[group] for group in tokens}
+    return hits

@@ -24,7 +24,7 @@ BASELINE, PROPOSED = "#9a9a9a", "#1f6fb4"
 OTHERS = ("#d1803a", "#4f9d69", "#8d6cab", "#b8516a")
 INK, FAINT = "#222222", "#8a8a8a"
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -45,7 +45,7 @@ _STYLE: dict[Any, Any] = {
 def draw(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]], folder: Path) -> list[Path]:
     """All pictures of a result; `records` by policy, in the order of its runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figures = {
             "overview.png": _overview(content),
             "ttft.png": _ttft(content, records) if records else None,
@@ -75,7 +75,8 @@ def _source(content: Mapping[str, Any]) -> str:
     return " · ".join([kind, *facts, f"commit {content['commit']}"])
 
 
-def _footer(figure: Figure, content: Mapping[str, Any]) -> None:
+def footer(figure: Figure, content: Mapping[str, Any]) -> None:
+    """Say in the picture what was measured."""
     figure.text(0.01, -0.03, _source(content), color=FAINT, fontsize=8)
 
 
@@ -106,7 +107,7 @@ def _overview(content: Mapping[str, Any]) -> Figure | None:
     times.set_ylim(-0.6, len(rows) - 0.4)
     times.set_xlim(left=0)
     times.set_title("Median time to first token")
-    times.xaxis.set_major_formatter(FuncFormatter(_milliseconds))
+    times.xaxis.set_major_formatter(FuncFormatter(milliseconds))
     hits.set_xlim(-0.03, 1)
     hits.set_title("Prompt tokens from cache")
     hits.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
@@ -169,7 +170,7 @@ def _ttft(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]]) -
             axis.plot(medians[policy], 0.5, "o", color=colours[policy], ms=6, zorder=3)
         axis.set_xscale("log")
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.xaxis.set_major_formatter(FuncFormatter(_milliseconds))
+        axis.xaxis.set_major_formatter(FuncFormatter(milliseconds))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(visible=True, which="major")
         axis.set_axisbelow(True)
@@ -180,7 +181,7 @@ def _ttft(content: Mapping[str, Any], records: Mapping[str, Sequence[Record]]) -
     axes[0][0].set_ylabel("requests answered by then")
     axes[0][-1].legend(frameon=False, loc="upper left")
     figure.tight_layout()
-    _footer(figure, content)
+    footer(figure, content)
     return figure
 
 
@@ -193,7 +194,8 @@ def _headline(group: str, medians: Mapping[str, float]) -> str:
     return f"{group}: P50 {first:.0f} → {last:.0f} ms ({change:+.0%})"
 
 
-def _milliseconds(value: float, _position: int | None = None) -> str:
+def milliseconds(value: float, _position: int | None = None) -> str:
+    """A tick's text; from a second on, in seconds."""
     return f"{value / 1000:g} s" if value >= 1000 else f"{value:g} ms"
 
 
@@ -242,7 +244,7 @@ def _hit_rate(content: Mapping[str, Any]) -> Figure:
     axis.set_title("Prompt tokens served from cache")
     _legend(axis, colours)
     figure.tight_layout()
-    _footer(figure, content)
+    footer(figure, content)
     return figure
 
 
@@ -261,7 +263,7 @@ def _replicas(content: Mapping[str, Any]) -> Figure | None:
         axis.bar(xs, counts, width * 0.92, color=colours[run["policy"]])
         for x, count in zip(xs, counts, strict=True):
             axis.annotate(str(count), (x, count), (0, 3), ha="center", textcoords="offset points", fontsize=8)
-    axis.set_xticks(range(len(names)), [_short(name) for name in names])
+    axis.set_xticks(range(len(names)), [short(name) for name in names])
     axis.tick_params(axis="x", length=0)
     axis.grid(visible=True, axis="y")
     axis.set_axisbelow(True)
@@ -269,7 +271,7 @@ def _replicas(content: Mapping[str, Any]) -> Figure | None:
     axis.set_title("Requests by replica")
     _legend(axis, colours)
     figure.tight_layout()
-    _footer(figure, content)
+    footer(figure, content)
     return figure
 
 
@@ -278,5 +280,6 @@ def _legend(axis: Axes, colours: Mapping[str, str]) -> None:
     axis.legend(handles, list(colours), frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """A URL without its scheme."""
     return name.rsplit("//", maxsplit=1)[-1]

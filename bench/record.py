@@ -1,7 +1,7 @@
 """What is known of one measured request, and the few figures that are made of many. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -13,16 +13,37 @@ class Record:
     due: float
     lag: float
     """How late it was sent: the load generator's own failing."""
+    number: int = 0
+    """Its place in the plan, by which two runs of one plan are paired."""
+    expected_tokens: int = 0
+    """Prompt tokens, as counted beforehand."""
     status: int | None = None
     error: str | None = None
+    """What went wrong: its kind, then `:` and more about it."""
+    shed: bool = False
+    """Turned away with 429, or with 503 and a time to come back."""
     ttft: float | None = None
     tpot: float | None = None
     e2e: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    """From each token to the next."""
+    queue: float | None = None
+    """In the proxy, as it says itself."""
+    overhead: float | None = None
+    """The proxy's own, as it says itself."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """None where the replica did not say."""
+    predicted_tokens: int | None = None
+    """Of the prompt, what the proxy believed the chosen replica to hold."""
     output_tokens: int | None = None
     replica: str | None = None
+    decision: str | None = None
+
+    @property
+    def kind(self) -> str | None:
+        """Of its error."""
+        return None if self.error is None else self.error.partition(":")[0]
 
 
 def hit_rate(records: Iterable[Record]) -> float | None:

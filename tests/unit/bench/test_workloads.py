@@ -108,3 +108,40 @@ def test_a_shape_that_makes_no_sense_is_refused(wrong):
 def test_an_unknown_workload_is_named():
     with pytest.raises(ValueError, match="unknown workload 'shard'; there are shared, random"):
         generate("shard", Shape(), 1)
+
+
+def test_an_agents_steps_repeat_its_session_and_a_sub_agent_shares_only_the_tools():
+    shape = Shape(requests=600, groups=2, prefix=320, question=64, output=16)
+    arrivals = generate("agents", shape, 1)
+    sessions = {}
+    for arrival in arrivals:
+        sessions.setdefault(arrival.session, []).append(arrival)
+    subs = [name for name in sessions if name.endswith("/sub")]
+    assert 0.05 < len(subs) / len(arrivals) < 0.15
+    assert {a.prompt_tokens for name in subs for a in sessions[name]} == {384}
+    assert len({prefix_keys(a, 320) for a in arrivals}) == 2
+    for steps in sessions.values():
+        for before, after in pairwise(steps):
+            keys = list(before.prompt.keys(SIZE))
+            assert list(after.prompt.keys(SIZE))[: len(keys)] == keys
+            assert after.prompt_tokens > before.prompt_tokens
+
+
+def test_rag_prompts_share_until_their_documents_order_differs():
+    shape = Shape(requests=500, groups=6, prefix=1600, question=32)
+    arrivals = generate("rag", shape, 1)
+    orders = {tuple(s.key for s in a.prompt.segments[1:-1]) for a in arrivals}
+    assert all(len(set(order)) == 4 for order in orders)
+    assert len({frozenset(order) for order in orders}) < len(orders)  # the same ones in another order
+    assert len({prefix_keys(a, 160) for a in arrivals}) == 1
+    assert {a.prompt_tokens for a in arrivals} == {160 + 4 * 360 + 32}
+
+
+def test_a_clock_in_front_leaves_nothing_to_share():
+    arrivals = generate("adversarial", Shape(requests=100, groups=2), 1)
+    keys = [key for a in arrivals for key in a.prompt.keys(SIZE)]
+    assert len(keys) == len(set(keys))
+    assert {a.group for a in arrivals} == {"random"}
+    texts = [a.prompt.messages()[0]["content"].partition(" is the time ") for a in arrivals]
+    assert len({first for first, _, _ in texts}) == 100
+    assert len({rest for _, _, rest in texts}) == 2
