@@ -62,7 +62,8 @@ class Work:
     request: Request
     record: Record
     router: Router
-    fields: list[tuple[bytes, bytes]]
+    lines: bytes
+    """The fields that replicas get, as they are written."""
     body: bytes
     has_body: bool
     route: RouteRequest = field(default_factory=RouteRequest)
@@ -199,7 +200,7 @@ class Attempt:
             request.method.encode(),
             request.target,
             self.pool.host,
-            [*work.fields, *self._replica.fields] if self._replica.fields else work.fields,
+            work.lines + self._replica.lines,
             len(body) if work.has_body else None,
         )
         relay = self._relay = Relay(
@@ -226,10 +227,7 @@ class Attempt:
         record = self._work.record
         record.status = head.status
         self._answered = head.status == web.HTTPOk.status_code
-        lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
-        for lower, name, value in head.fields:
-            if lower != b"x-request-id" and not lower.startswith(b"x-warmroute-"):
-                lines += (name, b": ", value, b"\r\n")
+        lines = [head.lines]
         lines.append(
             (
                 f"x-request-id: {record.id}\r\n"

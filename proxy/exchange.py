@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 from aiohttp import web
 
-from proxy import bodies, engine_priority, ranks, traceparent
+from proxy import bodies, engine_priority, http1, ranks, traceparent
 from proxy.answers import RELAYED_LAST, answer
 from proxy.attempt import Work
 from proxy.callers import Caller
@@ -22,7 +22,6 @@ from proxy.config import Settings
 from proxy.dispatch import Dispatcher
 from proxy.errors import BadRequest, ClientGone, InternalError, NoReplica, ProxyError
 from proxy.gate import Gate
-from proxy.http1 import forwardable
 from proxy.ledger import Ledger
 from proxy.logs import logger
 from proxy.metrics import Metrics
@@ -39,6 +38,7 @@ from proxy.traffic import OTHER, Seen
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _ID_FIELDS = frozenset((b"x-request-id", b"traceparent"))
+_CODING_LINE = re.compile(rb"(?im)^content-encoding:[^\r\n]*\r\n")
 _MODEL_FIELD = re.compile(rb'[; ]name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
@@ -106,6 +106,7 @@ class Exchanges:
         self._sampled = 0 if tracing.endpoint is None else round(tracing.sample * 2**64)
         """Share of the traces that begin here to be recorded, out of 2**64."""
         self._drop = _ID_FIELDS | gate.drop
+        self._credentials = http1.lines(gate.credentials)
         self.ending = False
         """Whether what is cancelled is so because the proxy ends."""
         self._orders = False
@@ -127,7 +128,7 @@ class Exchanges:
         """
         gate = self._gate
         peer = gate.peer(request.client.transport)
-        fields, noted = forwardable(request.fields, self._drop, trusted=gate.trusts(peer))
+        lines, noted = request.fields.forwarded(self._drop, trusted=gate.trusts(peer))
         record = self._record(noted, endpoint)
         caller: Caller | None = None
         work: Work | None = None
@@ -138,7 +139,7 @@ class Exchanges:
             if body is None or len(body) > self._body_limit:
                 body = await bodies.whole(request, self._body_limit, self._request_seconds)
             has_body = bool(body) or request.method in _WITH_BODY
-            work = Work(request, record, self._by_load, fields, body, has_body, rank=rank)
+            work = Work(request, record, self._by_load, lines, body, has_body, rank=rank)
             work.caller, work.sees_cache = caller.name, caller.sees_cache
             if endpoint is None:
                 self._pass_on(work, caller)
@@ -146,9 +147,11 @@ class Exchanges:
                 await self._understand(work, endpoint, noted, caller)
             if self._traces:
                 record.keyed = monotonic()
-            fields += gate.credentials
-            fields.append((b"X-Request-Id", record.id.encode()))
-            fields.append((b"traceparent", record.traceparent))
+            work.lines += b"%bX-Request-Id: %b\r\ntraceparent: %b\r\n" % (
+                self._credentials,
+                record.id.encode(),
+                record.traceparent,
+            )
             record.policy, record.arm = work.router.name, work.router.arm
             return await self._dispatcher.send(work)
         except ProxyError as error:
@@ -235,7 +238,7 @@ class Exchanges:
         if rewritten:
             work.body = splice_model(plain, model.name) if model.alias else plain
             if coding is not None:  # the rewritten body goes as it is
-                work.fields[:] = [field for field in work.fields if field[0].lower() != b"content-encoding"]
+                work.lines = _CODING_LINE.sub(b"", work.lines)
         parsed.lora = model.lora or parsed.lora
         route.sequences = parsed.sequences
         route.cache_read = parsed.cache_read

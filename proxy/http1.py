@@ -5,7 +5,7 @@ Must never accept a message whose end two parsers could see in different places:
 """
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,6 +25,8 @@ HOP_BY_HOP = frozenset(
 )
 MAX_CHUNK_LINE = 4096
 MAX_TRAILER = 16384
+KEPT = 2048
+"""Bytes of a head up to which what it says is remembered."""
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
@@ -36,7 +38,7 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 _PLAIN_FIELD = re.compile(
     rb"\r\n([!#$%&'*+.^_`|~0-9A-Za-z-]+): ?([!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?|)(?=\r\n)"
 )
-_LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,18})\r\n")
+_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([0-9]{1,18})(?=\r\n|\Z)")
 
 
 class Malformed(Exception):
@@ -45,7 +47,7 @@ class Malformed(Exception):
 
 @dataclass(slots=True)
 class ResponseHead:
-    """A response's status line and fields, and how its body ends."""
+    """A response's status line and fields, and how its body ends. Not to be changed: heads are shared."""
 
     status: int
     reason: bytes
@@ -56,6 +58,24 @@ class ResponseHead:
     chunked: bool
     keep_alive: bool
     """Whether the connection may be used again after this response."""
+    lines: bytes = b""
+    """Status line and fields for the client, but for those that the proxy writes itself."""
+    is_stream: bool = False
+    """Whether it is a stream of events."""
+    is_read: bool = False
+    """Whether its body is one that the proxy can look into: events or JSON, without a coding."""
+
+    def __post_init__(self) -> None:
+        kind = (self.get(b"content-type") or b"").lower()
+        self.is_stream = kind.startswith(b"text/event-stream")
+        self.is_read = (self.is_stream or kind.startswith(b"application/json")) and (
+            self.get(b"content-encoding") or b"identity"
+        ).lower() == b"identity"
+        parts = [b"HTTP/1.1 %d %b\r\n" % (self.status, self.reason)]
+        for lower, name, value in self.fields:
+            if lower != b"x-request-id" and not lower.startswith(b"x-warmroute-"):
+                parts += (name, b": ", value, b"\r\n")
+        self.lines = b"".join(parts)
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of a field, by lower-case name."""
@@ -63,6 +83,23 @@ class ResponseHead:
             if lower == name:
                 return value
         return None
+
+
+def response_head(head: bytes) -> tuple[ResponseHead, int | None]:
+    """A response head without its closing empty line, and its Content-Length. Raises Malformed.
+
+    A replica's heads differ in little but the length, so what one says is kept for the next.
+    """
+    found = _LENGTH.search(head)
+    if found is None:
+        read = parse_response_head(head)
+        return read, read.length
+    start, end = found.span(1)
+    alike = _known_head(head[:start] + b"0" + head[end:]) if len(head) <= KEPT else None
+    if alike is None:
+        read = parse_response_head(head)
+        return read, read.length
+    return alike, int(found[1])
 
 
 def parse_response_head(head: bytes) -> ResponseHead:
@@ -105,20 +142,52 @@ def parse_response_head(head: bytes) -> ResponseHead:
     return ResponseHead(int(status_line[2]), status_line[3] or b"", fields, length, chunked, keep_alive)
 
 
+@lru_cache(maxsize=512)
+def _known_head(head: bytes) -> ResponseHead | None:
+    """A head whose length does not matter; None if there is not just one."""
+    return parse_response_head(head) if head.lower().count(b"\r\ncontent-length") == 1 else None
+
+
+class Fields:
+    """A request's fields, and what they say to the proxy and to the next hop. Not to be changed: shared."""
+
+    __slots__ = ("_drop", "_forwarded", "_trusted", "keep_alive", "sent")
+
+    def __init__(self, sent: Sequence[tuple[bytes, bytes]], *, keep_alive: bool = True) -> None:
+        self.sent = sent
+        """(name as sent, value), in order."""
+        self.keep_alive = keep_alive
+        """False if `Connection` says that this request is the connection's last."""
+        self._drop: frozenset[bytes] | None = None
+        self._trusted = False
+        self._forwarded: tuple[bytes, dict[bytes, bytes]] = (b"", {})
+
+    def forwarded(self, drop: frozenset[bytes], *, trusted: bool) -> tuple[bytes, dict[bytes, bytes]]:
+        """What `forwardable` gives, the first as lines; what it gave last is remembered."""
+        if drop is not self._drop or trusted is not self._trusted:
+            kept, noted = forwardable(self.sent, drop, trusted=trusted)
+            self._forwarded = lines(kept), noted
+            self._drop, self._trusted = drop, trusted
+        return self._forwarded
+
+
+def lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Fields as they are written."""
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
+
+
 class PlainHead:
     """The head of a plain request; see `plain_head`."""
 
-    __slots__ = ("fields", "keep_alive", "length", "line", "size")
+    __slots__ = ("fields", "length", "line", "size")
 
-    def __init__(self, line: bytes, fields: list[tuple[bytes, bytes]], size: int, length: int) -> None:
+    def __init__(self, line: bytes, fields: Fields, size: int, length: int) -> None:
         self.line = line
         self.fields = fields
-        """(name as sent, value), in order."""
         self.size = size
         """Bytes, the empty line included."""
         self.length = length
         """Bytes of the body."""
-        self.keep_alive = True
 
 
 def plain_head(data: bytes, lines: Container[bytes], most: int, longest: int) -> PlainHead | None:
@@ -133,28 +202,39 @@ def plain_head(data: bytes, lines: Container[bytes], most: int, longest: int) ->
     if line not in lines or end < 0 or end > most or start == end:
         return None
     block = data[start : end + 2]
+    found = _LENGTH.search(block)
+    if found is None:
+        return None
+    length = int(found[1])
+    if not 0 < length <= longest:
+        return None
+    # A client's requests differ in little but their length, so what one says is kept for the next.
+    digits, after = found.span(1)
+    block = block[:digits] + b"0" + block[after:]
+    fields = _known_fields(block) if len(block) <= KEPT else _plain_fields(block)
+    return None if fields is None else PlainHead(line, fields, end + 4, length)
+
+
+def _plain_fields(block: bytes) -> Fields | None:
+    """The fields of a block that begins and ends with a line end; None if one of them is not plain."""
     fields = _PLAIN_FIELD.findall(block)
     low = block.lower()
-    length = _LENGTH.search(low)
     if (
-        length is None
-        or len(fields) + 1 != block.count(b"\r\n")
+        len(fields) + 1 != block.count(b"\r\n")
         or low.count(b"\r\ncontent-length:") != 1
         or low.count(b"\r\nhost:") != 1
         or b"\r\ntransfer-encoding:" in low
         or b"\r\nexpect:" in low
         or b"\r\nupgrade:" in low
-        or not 0 < int(length[1]) <= longest
     ):
         return None
-    head = PlainHead(line, fields, end + 4, int(length[1]))
-    if b"\r\nconnection:" in low:
-        asked = [value.lower() for name, value in fields if name.lower() == b"connection"]
-        if asked == [b"close"]:
-            head.keep_alive = False
-        elif asked != [b"keep-alive"]:
-            return None
-    return head
+    asked = [value.lower() for name, value in fields if name.lower() == b"connection"]
+    if asked in ([], [b"keep-alive"], [b"close"]):
+        return Fields(fields, keep_alive=asked != [b"close"])
+    return None
+
+
+_known_fields = lru_cache(maxsize=512)(_plain_fields)
 
 
 def tokens(value: bytes) -> set[bytes]:
@@ -162,24 +242,13 @@ def tokens(value: bytes) -> set[bytes]:
     return {token.strip(b" \t").lower() for token in value.split(b",")}
 
 
-def request_head(
-    method: bytes,
-    target: bytes,
-    host: bytes,
-    fields: Iterable[tuple[bytes, bytes]],
-    length: int | None,
-) -> bytes:
+def request_head(method: bytes, target: bytes, host: bytes, lines: bytes, length: int | None) -> bytes:
     """A request head for the next hop, closing empty line included.
 
-    `fields` are those `forwardable` left; `length` is the body's, None for a request without one.
+    `lines` are the fields that `forwardable` left; `length` is the body's, None for a request without one.
     """
-    parts = [method, b" ", target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
-    for name, value in fields:
-        parts += (name, b": ", value, b"\r\n")
-    if length is not None:
-        parts.append(b"Content-Length: %d\r\n" % length)
-    parts.append(b"\r\n")
-    return b"".join(parts)
+    framing = b"" if length is None else b"Content-Length: %d\r\n" % length
+    return b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b\r\n" % (method, target, host, lines, framing)
 
 
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}

@@ -139,7 +139,7 @@ class PlainConnection(asyncio.Protocol):
     async def _answer(self, head: PlainHead, body: bytes) -> None:
         keep_alive, server = False, self._server
         try:
-            reusable = head.keep_alive and not server.closing
+            reusable = head.fields.keep_alive and not server.closing
             response = await server.answer(
                 Request(self, "POST", head.line[5:-9], head.fields, body, reusable),
                 server.endpoints[head.line],

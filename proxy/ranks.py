@@ -10,14 +10,11 @@ FIELD: Final = b"X-data-parallel-rank"
 """Read by vLLM and SGLang alike."""
 HEADER: Final = frozenset((FIELD.lower(),))
 
-Fields = tuple[tuple[bytes, bytes], ...]
-
-
 def names(engine: str, ranks: int) -> tuple[str, ...]:
     """The replicas that an engine is, by rank: itself where it has only one."""
     return (engine,) if ranks == 1 else tuple(f"{engine}@{rank}" for rank in range(ranks))
 
 
-def fields(rank: int, ranks: int) -> Fields:
-    """What a request to this rank carries beside its client's fields."""
-    return () if ranks == 1 else ((FIELD, b"%d" % rank),)
+def lines(rank: int, ranks: int) -> bytes:
+    """What a request to this rank carries beside its client's fields, as it is written."""
+    return b"" if ranks == 1 else b"%b: %d\r\n" % (FIELD, rank)

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Protocol
 
 from proxy import usage_stream
-from proxy.http1 import ChunkedBody, Malformed, ResponseHead, parse_response_head
+from proxy.http1 import ChunkedBody, Malformed, ResponseHead, response_head
 from proxy.sse import Tap
 from proxy.upstream import UpstreamConnection
 
@@ -217,7 +217,7 @@ class Relay:
                 if len(self._head) > self._limits.header_bytes:
                     raise Malformed("too long a head")
                 return None
-            head = parse_response_head(self._head[:end])
+            head, length = response_head(self._head[:end])
             self._head = self._head[end + 4 :]
             if head.status >= 200:
                 break
@@ -229,31 +229,28 @@ class Relay:
             self._finish(Ending.REFUSED)
             return None
         self.head = head
-        self._frame(head, lines)
+        self._frame(head, length, lines)
         return rest
 
-    def _frame(self, head: ResponseHead, lines: list[bytes]) -> None:
+    def _frame(self, head: ResponseHead, length: int | None, lines: list[bytes]) -> None:
         """Settle how the body ends on either side, and queue the client's head."""
         self._reusable = head.keep_alive
-        kind = (head.get(b"content-type") or b"").lower()
-        stream = kind.startswith(b"text/event-stream")
-        plain = (head.get(b"content-encoding") or b"identity").lower() == b"identity"
         if self._no_body or head.status in (204, 304):
             self._left = 0
-            if head.length is not None and head.status != 204:
-                lines.append(b"Content-Length: %d\r\n" % head.length)
+            if length is not None and head.status != 204:
+                lines.append(b"Content-Length: %d\r\n" % length)
         else:
-            if plain and (stream or kind.startswith(b"application/json")):
-                self.tap = Tap(stream=stream)
-            if self._hide_usage and stream and plain and head.status == 200:
-                self._filter = usage_stream.UsageFilter()
+            if head.is_read:
+                self.tap = Tap(stream=head.is_stream)
+                if self._hide_usage and head.is_stream and head.status == 200:
+                    self._filter = usage_stream.UsageFilter()
             if head.chunked:
                 self._chunks = ChunkedBody()
             else:
-                self._left = head.length
-                self._reusable = self._reusable and head.length is not None
-            if head.length is not None and self._filter is None:
-                lines.append(b"Content-Length: %d\r\n" % head.length)
+                self._left = length
+                self._reusable = self._reusable and length is not None
+            if length is not None and self._filter is None:
+                lines.append(b"Content-Length: %d\r\n" % length)
             elif self._http10:
                 self.client_keep_alive = False
             else:

@@ -15,7 +15,6 @@ from proxy.caution import Caution
 from proxy.concurrency import Limit
 from proxy.description import NOTHING, Description, Load
 from proxy.learning import FleetLine, ReplicaRate
-from proxy.ranks import Fields
 
 SLOT_STEP = 0.1
 """Weight of one request in the learned time that a sequence holds its slot."""
@@ -47,10 +46,10 @@ class Replica:
         "caution",
         "description",
         "elsewhere",
-        "fields",
         "gone",
         "held",
         "limit",
+        "lines",
         "rate",
         "reports_cached",
         "server_name",
@@ -64,7 +63,7 @@ class Replica:
         self.url = url
         self.server_name: str | None = None
         """Whom its certificate names, where that is not the URL's host."""
-        self.fields: Fields = ()
+        self.lines = b""
         """What requests to it carry beside their clients' fields."""
         self.description = description
         self.up = False

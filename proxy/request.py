@@ -1,13 +1,13 @@
 """A client's request, whichever parser read it, and the connection that it came on."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
 
 from proxy import relay
+from proxy.http1 import Fields
 
 
 class Client(relay.Client, Protocol):
@@ -29,8 +29,7 @@ class Request:
     method: str
     target: bytes
     """Path and query, as the client wrote them."""
-    fields: Sequence[tuple[bytes, bytes]]
-    """(name as sent, value), in order."""
+    fields: Fields
     body: bytes | None
     """None while it must still be read from `unread`."""
     keep_alive: bool = True
@@ -41,4 +40,4 @@ class Request:
 
     def field(self, name: bytes) -> bytes:
         """The first value of a field, by lower-case name; empty if there is none."""
-        return next((value for key, value in self.fields if key.lower() == name), b"")
+        return next((value for key, value in self.fields.sent if key.lower() == name), b"")

@@ -169,7 +169,7 @@ class Roster:
         for rank, name in enumerate(ranks.names(spec.name, count)):
             replica = self._fleet.add(name, spec.url)
             replica.server_name = spec.server_name
-            replica.fields = ranks.fields(rank, count)
+            replica.lines = ranks.lines(rank, count)
             member.replicas.append(replica)
             self._upstreams[replica] = member.connections
             self._priority.learn(name, spec.priority)

@@ -19,7 +19,7 @@ from proxy.errors import HeadersTooLarge, MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.gate import Gate
-from proxy.http1 import forwardable
+from proxy.http1 import Fields, forwardable
 from proxy.ledger import Ledger
 from proxy.pools import Pools
 from proxy.prompt.parse import Endpoint
@@ -174,7 +174,7 @@ def general(request: web.BaseRequest, target: str, *, keep_alive: bool) -> Reque
         client,
         request.method,
         target.encode("utf-8", "surrogateescape"),
-        request.raw_headers,
+        Fields(request.raw_headers),
         content.read_nowait() if whole else None,
         keep_alive=keep_alive,
         http10=request.version.minor == 0,

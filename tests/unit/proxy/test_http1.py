@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.http1 import ChunkedBody, Malformed, forwardable, parse_response_head, request_head
+from proxy.http1 import (
+    ChunkedBody,
+    Malformed,
+    forwardable,
+    lines,
+    parse_response_head,
+    request_head,
+    response_head,
+)
 
 
 def test_a_head_keeps_order_and_multiplicity_and_loses_what_is_per_hop():
@@ -86,10 +94,10 @@ def test_request_fields_lose_what_is_per_hop_or_addressed_to_the_proxy():
 
 
 def test_a_request_head_has_one_framing_field():
-    assert request_head(b"POST", b"/v1/x?a=b", b"h:1", [(b"A", b"b")], 3) == (
+    assert request_head(b"POST", b"/v1/x?a=b", b"h:1", lines([(b"A", b"b")]), 3) == (
         b"POST /v1/x?a=b HTTP/1.1\r\nHost: h:1\r\nA: b\r\nContent-Length: 3\r\n\r\n"
     )
-    assert request_head(b"GET", b"/", b"h", [], None) == b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+    assert request_head(b"GET", b"/", b"h", b"", None) == b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
 chunks = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
@@ -139,3 +147,25 @@ def byte_by_byte(wire: bytes) -> None:
     body = ChunkedBody()
     for byte in wire:
         body.feed(bytes((byte,)))
+
+
+def test_heads_that_differ_in_their_length_only_are_read_once():
+    first, second = (response_head(b"HTTP/1.1 200 OK\r\nA: b\r\ncontent-length: %d" % n) for n in (7, 1234))
+    assert first[0] is second[0]
+    assert (first[1], second[1]) == (7, 1234)
+    assert first[0].lines == b"HTTP/1.1 200 OK\r\nA: b\r\n"
+
+
+def test_a_length_that_comes_twice_is_one_length_or_malformed():
+    twice = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nCONTENT-LENGTH: %d"
+    assert response_head(twice % (5, 5))[1] == 5
+    with pytest.raises(Malformed):
+        response_head(twice % (5, 6))
+    with pytest.raises(Malformed):
+        response_head(twice % (5, 0))
+
+
+def test_what_the_proxy_writes_itself_is_not_taken_from_a_replica():
+    head, length = response_head(b"HTTP/1.1 200 OK\r\nX-Request-Id: a\r\nx-warmroute-arm: b\r\nC: d")
+    assert length is None
+    assert head.lines == b"HTTP/1.1 200 OK\r\nC: d\r\n"
