@@ -94,7 +94,7 @@ def summary(findings: Iterable[Finding]) -> str:
         counts[each.level] += 1
     losses, warnings = counts[Level.LOSS], counts[Level.WARNING]
     if not losses and not warnings:
-        return f"{counts[Level.FINE]} checks, nothing wrong."
+        return f"{_counted(counts[Level.FINE], 'check')}, nothing wrong."
     of = "thing that loses" if losses == 1 else "things that lose"
     return f"{losses} {of} hits or requests, {_counted(warnings, 'warning')}, {counts[Level.FINE]} fine."
 
