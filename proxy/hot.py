@@ -132,17 +132,18 @@ class Hot:
         self._sketch.fade(seconds)
         placed, count = self._placed, self._count
         self._placed, self._count = [], 0
-        if placed:
-            sample = placed[:: -(-len(placed) // SAMPLES)]
-            for each in sample:
-                self._look(each, count / len(sample))
+        every = -(-len(placed) // SAMPLES) or 1
+        sample = placed[::every]
+        prompts = count / len(sample) if sample else 0.0
+        for each in sample:
+            self._sketch.add(each.request.keys, each.request.block_tokens, prompts)
+        self._follow(now)
+        for each in sample:
+            self._look(each, prompts)
         self._judge(now, seconds)
 
     def _look(self, placed: Placed, prompts: float) -> None:
         asked = placed.request
-        if not asked.keys:
-            return
-        self._sketch.add(asked.keys, asked.block_tokens, prompts)
         prefix = self._of(asked.keys, self._tracked)
         if prefix is not None:
             if not prefix.keys:
@@ -151,7 +152,6 @@ class Hot:
             prefix.sent(asked.keys, asked.tokens, placed.matched, prompts)
 
     def _judge(self, now: float, seconds: float) -> None:
-        self._follow(now)
         share, leads = self._share(), self._leads()
         for prefix in self._tracked.values():
             prefix.fade(seconds)
@@ -163,11 +163,7 @@ class Hot:
                 released = len(prefix.released)
                 prefix.judge(now, views, share)
                 self.shrunk += max(0, len(prefix.released) - released)
-        self.active = (
-            {key: prefix for key, prefix in self._tracked.items() if prefix.spread or prefix.released}
-            if leads
-            else {}
-        )
+        self.active = {key: prefix for key, prefix in self._tracked.items() if leads and prefix.led}
 
     def _follow(self, now: float) -> None:
         """Track the hottest, and those that more replicas hold than need to."""

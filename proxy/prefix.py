@@ -94,6 +94,11 @@ class Prefix:
         return max(FADE_SECONDS * (1.0 - exp(-self._age / FADE_SECONDS)), 1.0)
 
     @property
+    def led(self) -> bool:
+        """Whether its requests are told where to go, or what not to count on."""
+        return self.spread or bool(self.released)
+
+    @property
     def state(self) -> str:
         """`growing`, `steady` or `shrinking`."""
         if self.wanted > len(self.holders):

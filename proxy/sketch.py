@@ -1,7 +1,7 @@
 """Which prefixes recent prompts share most: a sketch of bounded size, whatever prompts come.
 
-A prefix is known by its key at one of a few depths, each twice the one before: keys are chained, so one key
-stands for everything before it. Each depth has a Space-Saving summary (Metwally, Agrawal, El Abbadi 2005):
+A prefix is known by its key at a depth of 1, 2, 4 and so on blocks: keys are chained, so one key stands for
+everything before it. Each depth has a Space-Saving summary (Metwally, Agrawal, El Abbadi 2005):
 where all places are taken, the least counted key makes room and the new one inherits its count as a possible
 error, so that a key with more than 1/PLACES of a depth's counts is always there. A prompt is counted at a
 depth only if it had been seen at the depth above: prompts that share nothing cost one place each, not one a
@@ -13,11 +13,12 @@ from __future__ import annotations  # array[int] is no class before Python 3.12
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, exp
+from math import ceil, exp, log2
 
 FIRST_TOKENS = 128
-"""The least depth: more than a chat template's own opening words, as for `traffic.Seen`."""
-LEVELS = 12
+"""The least depth, or up to twice it: more than a chat template's own opening words."""
+LEVELS = 20
+"""The greatest depth is 2 ** (LEVELS - 1) blocks."""
 PLACES = 64
 FADE_SECONDS = 10.0
 TIMES = 3
@@ -73,8 +74,10 @@ class Sketch:
 
     def add(self, keys: array[int], block_tokens: float, prompts: float = 1.0) -> None:
         """Count a prompt by its block keys, for `prompts` that it stands for."""
-        weight, above, blocks = prompts * self._weight, 0, max(1, ceil(FIRST_TOKENS / block_tokens))
-        for level in self._levels:
+        weight, above = prompts * self._weight, 0
+        first = min(max(0, ceil(log2(FIRST_TOKENS / block_tokens))), LEVELS)
+        blocks = 1 << first
+        for level in self._levels[first:]:
             if blocks > len(keys):
                 return
             key = keys[blocks - 1]
