@@ -1,4 +1,4 @@
-"""/admin/prefixes and its metrics: a prefix that many prompts share, from the first of them to its replicas."""
+"""/admin/prefixes and its metrics: a prefix that many prompts share, and the replicas that hold it."""
 
 import json
 from typing import Any
