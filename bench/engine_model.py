@@ -5,8 +5,9 @@ Pure and deterministic: no clock, no I/O, no randomness. `bench.engine` drives i
 as vLLM's scheduler would; what the tokens say is not its business.
 
 One step at a time, like the engine: running sequences decode one token each, prefills take what is left of
-`max_batched_tokens` in the order of arrival (chunked prefill), and whoever waits is admitted while there are
-sequences, tokens and blocks left. A block can be reused from the moment its computation is scheduled, so
+`max_batched_tokens` in the order of admission (chunked prefill), and whoever waits is admitted while there are
+sequences, tokens and blocks left: in the order of arrival, or by priority. Priority says who is admitted next
+and no more, as in vLLM: a prefill that has begun takes its tokens before anybody new. A block can be reused from the moment its computation is scheduled, so
 requests that arrive together share a prefix. A hit never covers the last prompt token.
 
 Where it is simpler than vLLM: a sequence reserves room for its whole output when it is admitted, so nothing
@@ -74,18 +75,20 @@ class EngineModel:
         prompt_tokens: int,
         output_tokens: int,
         source: Source | None = None,
+        priority: int = 0,
     ) -> None:
         """Hand a request over at `now`.
 
         `keys` are the chained keys of its full blocks: of the prompt, and after them of the output, as far as
         the caller knows it. Blocks without a key take room but are never found again. `output_tokens=0` is a
-        request that only reads its prompt (an embedding). `source` comes back with the changes it makes.
+        request that only reads its prompt (an embedding). `source` comes back with the changes it makes. Low
+        values of `priority` go first, where the engine orders by it.
         """
         if prompt_tokens < 1 or output_tokens < 0:
             raise ValueError("a request has at least one prompt token and no negative output")
         if request_id in self._sequences:
             raise ValueError(f"request id {request_id!r} is in use")
-        sequence = EngineSequence(request_id, keys, prompt_tokens, output_tokens, source)
+        sequence = EngineSequence(request_id, keys, prompt_tokens, output_tokens, source, priority)
         if self._blocks_for(sequence.final_tokens) > self.spec.blocks:
             raise ValueError(f"{sequence.final_tokens} tokens do not fit into {self.spec.cache_tokens}")
         self._sequences[request_id] = sequence
@@ -154,8 +157,9 @@ class EngineModel:
         while self._arriving and self._arriving[0][0] <= now:
             sequence = heappop(self._arriving)[2]
             if not sequence.cancelled:
-                self._waiting.append(sequence)
+                self._wait(sequence)
         budget = self.spec.max_batched_tokens
+        longest = self.spec.longest_chunk or budget
         decoding = [s for s in self._running if s.computed >= s.prompt_tokens]
         for sequence in decoding:
             self._compute(sequence, 1)
@@ -163,7 +167,7 @@ class EngineModel:
         prefilled: list[EngineSequence] = []
         prefill_tokens = 0
         for sequence in self._running:
-            chunk = min(sequence.prompt_tokens - sequence.computed, budget)
+            chunk = min(sequence.prompt_tokens - sequence.computed, budget, longest)
             if chunk > 0:
                 self._prefill(sequence, chunk, prefilled)
                 prefill_tokens += chunk
@@ -173,7 +177,7 @@ class EngineModel:
             if not self._admit(sequence):
                 break
             self._waiting.popleft()
-            chunk = min(sequence.prompt_tokens - sequence.computed, budget)
+            chunk = min(sequence.prompt_tokens - sequence.computed, budget, longest)
             self._prefill(sequence, chunk, prefilled)
             prefill_tokens += chunk
             budget -= chunk
@@ -187,6 +191,14 @@ class EngineModel:
             self._step.count = min(s.output_tokens - s.produced for s in decoding)
             if self._arriving:
                 self._cut_short(self._arriving[0][0])
+
+    def _wait(self, sequence: EngineSequence) -> None:
+        """Queue it: behind all others, or behind those that are as urgent."""
+        waiting, place = self._waiting, len(self._waiting)
+        if self.spec.by_priority:
+            while place and waiting[place - 1].priority > sequence.priority:
+                place -= 1
+        waiting.insert(place, sequence)
 
     def _admit(self, sequence: EngineSequence) -> bool:
         """Match it against the cache and reserve its room; False if there is none yet."""

@@ -28,6 +28,7 @@ class EngineSequence:
     prompt_tokens: int
     output_tokens: int
     source: Source | None = None
+    priority: int = 0
     computed: int = 0
     produced: int = 0
     cached: int = 0

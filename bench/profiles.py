@@ -33,6 +33,11 @@ class EngineSpec:
     max_seqs: int = 256
     max_batched_tokens: int = 8192
     """Tokens of one step, decoded and prefilled together (vLLM's `max_num_batched_tokens`)."""
+    longest_chunk: int = 0
+    """Prompt tokens of one request in one step, at most; 0: as many as fit (vLLM's
+    `long_prefill_token_threshold`)."""
+    by_priority: bool = False
+    """Whether who waits is taken by priority, low values first (vLLM's `--scheduling-policy priority`)."""
     name: str = "custom"
 
     def __post_init__(self) -> None:
@@ -42,6 +47,8 @@ class EngineSpec:
             raise ValueError("prefill_tokens_per_s and step_s must be positive")
         if self.max_seqs < 1 or self.max_batched_tokens < self.max_seqs:
             raise ValueError("max_batched_tokens must be at least max_seqs, and both at least 1")
+        if self.longest_chunk < 0:
+            raise ValueError("longest_chunk must not be negative")
 
     @property
     def blocks(self) -> int:

@@ -204,7 +204,8 @@ class Simulation:
         result = self.result
         result.requests[name] += 1
         result.decisions[lease.decision] = result.decisions.get(lease.decision, 0) + 1
-        self.engines[name].submit(self.now, number, keys, tokens, arrival.output_tokens)
+        rank = self.ranks[arrival.priority]
+        self.engines[name].submit(self.now, number, keys, tokens, arrival.output_tokens, priority=rank)
 
     def _advance(self, until: float) -> None:
         """Let everything happen that comes before `until`, in order of time across replicas."""
