@@ -125,7 +125,10 @@ def _settings(arguments: Sequence[str]) -> tuple[Loaded, set[str]]:
         raise ConfigError("--config takes one file: --config FILE")
     file = read_file(Path(named[0])) if named[0] else None
     flags = read_flags((name, value) for name, value in pairs if name not in (*_SWITCHES, CONFIG))
-    return load(flags, read_variables(os.environ), file), switches
+    loaded = load(flags, read_variables(os.environ), file)
+    for sentence in loaded.warnings:
+        sys.stderr.write(f"warmroute: {sentence}\n")
+    return loaded, switches
 
 
 def _taken(arguments: Sequence[str], names: Collection[str]) -> tuple[dict[str, str | None], list[str]]:

@@ -6,7 +6,7 @@ Never logs or prints, and never quotes a secret.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,6 +24,10 @@ PREFIX = str(Settings.model_config["env_prefix"])
 CONFIG = "config"
 """`--config FILE` or WARMROUTE_CONFIG: names the file, so it cannot be in it."""
 
+RENAMED: dict[str, str] = {}
+"""Settings that are called otherwise now, the old path to the new. An old name works, and is warned of, for
+two minor versions; then it goes, and the CHANGELOG says so."""
+
 # A Kubernetes Service named warmroute or warmroute-x puts these into every pod beside it.
 _SERVICE_LINK = re.compile(r"(_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP))(_\w+)?$")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
@@ -40,9 +44,17 @@ class Layer:
     spell: Callable[[str], str]
     values: dict[str, Any] = field(default_factory=dict)
     """Path, as in `timeouts.connect`, to what was given there."""
+    old: dict[str, str] = field(default_factory=dict)
+    """Of those, what was given under another name, to that name."""
 
     def put(self, path: str, value: Any) -> None:
         """Take one value; a group is taken apart. ConfigError where there is no such setting."""
+        if (now := RENAMED.get(path)) is not None:
+            path, self.old[now] = now, path
+            if path in self.values:
+                raise self._twice(path)
+        elif path in self.old:
+            raise self._twice(path)
         group = GROUPS.get(path)
         if group is not None:
             try:
@@ -60,6 +72,10 @@ class Layer:
             fix = f"did you mean {self.spell(match[0])}?" if match else "`warmroute --help` lists them all"
             raise ConfigError(f"{self.spell(path)} is not a setting: {fix}")
 
+    def _twice(self, path: str) -> ConfigError:
+        names = f"{self.spell(self.old[path])} and {self.spell(path)}"
+        return ConfigError(f"{names} are one setting under two names: keep {self.spell(path)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -68,6 +84,8 @@ class Loaded:
     settings: Settings
     origins: Mapping[str, str]
     """Path to the flag, variable or file key that set it; a default has none."""
+    warnings: Sequence[str] = ()
+    """A sentence for each old name that was used."""
 
 
 def variable(path: str) -> str:
@@ -85,11 +103,11 @@ def read_flags(pairs: Iterable[tuple[str, str | None]]) -> Layer:
     layer = Layer(flag)
     for name, value in pairs:
         path = name.replace("-", "_")
-        if path in layer.values:
+        if path in layer.values and path not in layer.old:
             raise ConfigError(f"{flag(path)} is given twice: keep one of them")
         bare = value is None
         layer.put(path, "true" if bare else value)
-        if bare and getattr(FIELDS.get(path), "annotation", None) is not bool:
+        if bare and getattr(FIELDS.get(RENAMED.get(path, path)), "annotation", None) is not bool:
             raise ConfigError(f"{flag(path)} needs a value: {flag(path)} VALUE")
     return layer
 
@@ -137,8 +155,13 @@ def load(flags: Layer, variables: Layer, file: Layer | None = None) -> Loaded:
     """Merge the layers and validate. ConfigError holds every fault found."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    warnings: list[str] = []
     for layer in (file, variables, flags):
         if layer is not None:
+            warnings += [
+                f"{layer.spell(old)} is called {layer.spell(now)} now, and the old name will go: rename it"
+                for now, old in layer.old.items()
+            ]
             values |= {path: value for path, value in layer.values.items() if value is not None}
             origins |= {path: layer.spell(path) for path in layer.values}
     nested: dict[str, Any] = {}
@@ -151,7 +174,7 @@ def load(flags: Layer, variables: Layer, file: Layer | None = None) -> Loaded:
     if faults := _policy_faults(values, origins):
         raise ConfigError("\n".join(faults))
     try:
-        return Loaded(Settings(**nested), origins)
+        return Loaded(Settings(**nested), origins, warnings)
     except ValidationError as error:
         raise ConfigError("\n".join(_sentences(error, origins))) from None
 
