@@ -12,6 +12,7 @@ COMMANDS = {
     "canary": "a canary with better, equal and bad policies, on a virtual clock",
     "micro": "what the parts cost: keys, index, routing",
     "hop": "CPU a request costs in the proxy, beside any other proxy",
+    "watched": "CPU that looking costs a request: dashboards, and what looks at traffic",
     "demo": "the whole thing without a GPU, round robin against prefix_cost",
     "proxies": "several proxies with and without a common index, against one",
     "takeover": "the proxy that follows the replicas' events is killed: how long until another does",

@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +121,30 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
             continue
 
 
+def drive(tools: Path, port: int, cell: str, seconds: float) -> Row:
+    """Load of one kind on what listens there; what the load generator saw."""
+    load = ["taskset", "-c", "1", str(tools / "lgen"), "-p", str(port), "-t", str(seconds), "-w", "0.7"]
+    told = subprocess.run([*load, *CELLS[cell].split()], stdout=subprocess.PIPE, text=True, check=True)
+    row: Row = json.loads(told.stdout)
+    return row
+
+
+def start(command: str) -> "subprocess.Popen[bytes]":
+    """Start a proxy on its core."""
+    return subprocess.Popen(
+        ["taskset", "-c", "0", "sh", "-c", command],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
 def measure(tools: Path, command: str | None, cells: list[str], seconds: float) -> dict[str, Row]:
     """One round of one proxy; without a command, of the replicas alone."""
     process, port = None, REPLICAS[0]
     if command is not None:
-        process = subprocess.Popen(
-            ["taskset", "-c", "0", "sh", "-c", command],
-            cwd=ROOT,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = start(command)
         port = PORT
     rows: dict[str, Row] = {}
     try:
@@ -137,22 +152,7 @@ def measure(tools: Path, command: str | None, cells: list[str], seconds: float) 
             wait_ready(process)
         for cell in cells:
             before = cpu_seconds(process.pid) if process is not None else 0.0
-            load = [
-                "taskset",
-                "-c",
-                "1",
-                str(tools / "lgen"),
-                "-p",
-                str(port),
-                "-t",
-                str(seconds),
-                "-w",
-                "0.7",
-            ]
-            told = subprocess.run(
-                [*load, *CELLS[cell].split()], stdout=subprocess.PIPE, text=True, check=True
-            )
-            row: Row = json.loads(told.stdout)
+            row = drive(tools, port, cell, seconds)
             used = cpu_seconds(process.pid) - before if process is not None else 0.0
             row["cpu_us"] = used / max(row["done"], 1) * 1e6
             if row.get("evs"):
@@ -163,6 +163,22 @@ def measure(tools: Path, command: str | None, cells: list[str], seconds: float) 
         if process is not None:
             stop(process)
     return rows
+
+
+@contextmanager
+def replicas() -> Iterator[Path]:
+    """The replicas, running; where the tools are."""
+    tools = Path(tempfile.gettempdir()) / "warmroute-hop"
+    tools.mkdir(exist_ok=True)
+    build(tools)
+    command = ["taskset", "-c", "1", str(tools / "mock"), "-d", "20000", *map(str, REPLICAS)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        time.sleep(0.5)
+        yield tools
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def own(python: str, tokenizer: Path) -> dict[str, str]:
@@ -188,22 +204,11 @@ def main(argv: list[str]) -> int:
     cells = options.cells.split(",")
     commands: dict[str, str | None] = {"direct": None, **own(options.python, options.tokenizer)}
     commands |= dict(item.split("=", 1) for item in options.others)
-    tools = Path(tempfile.gettempdir()) / "warmroute-hop"
-    tools.mkdir(exist_ok=True)
-    build(tools)
-    replicas = subprocess.Popen(
-        ["taskset", "-c", "1", str(tools / "mock"), "-d", "20000", *map(str, REPLICAS)],
-        stdout=subprocess.DEVNULL,
-    )
     rounds: dict[str, list[dict[str, Row]]] = {name: [] for name in commands}
-    try:
-        time.sleep(0.5)
+    with replicas() as tools:
         for _ in range(options.rounds):
             for name, command in commands.items():
                 rounds[name].append(measure(tools, command, cells, options.seconds))
-    finally:
-        replicas.terminate()
-        replicas.wait()
     show(rounds, cells)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
