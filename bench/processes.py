@@ -79,11 +79,11 @@ def free_port(preferred: int = 0) -> int:
 async def engines(count: int, arguments: Sequence[str], log: Path) -> AsyncIterator[Process]:
     """`count` simulated replicas in one process, on free ports."""
     command = [sys.executable, "-m", "bench", "engine", "--ports", ",".join(["0"] * count), *arguments]
-    async with _running(command, log) as process:
+    async with running(command, log) as process:
         urls: list[str] = []
         while len(urls) < count:
             urls = _URL.findall(_read(log))
-            await _still_there(process, log)
+            await still_there(process, log)
         yield Process(process.pid, urls)
 
 
@@ -106,14 +106,14 @@ async def proxy(
     command += ["--policy", policy, "--shutdown-delay", "0"]
     named = [{"name": f"r{number}", "url": url, **of_each} for number, url in enumerate(replicas, 1)]
     command += ["--replicas", json.dumps(named), "--tokenizer", "auto", *arguments]
-    async with _running(command, log) as process:
+    async with running(command, log) as process:
         url = f"http://{HOST}:{port}"
         async with aiohttp.ClientSession() as session:
             ready = asyncio.ensure_future(wait_for_start(session, url, "/ready"))
             ended = asyncio.ensure_future(process.wait())
             try:
                 await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
-                await _still_there(process, log)
+                await still_there(process, log)
                 await ready
             finally:
                 ready.cancel()
@@ -149,10 +149,10 @@ async def valkey(log: Path, *, port: int = 0, options: Sequence[str] = ()) -> As
     """
     port = free_port(port)
     command = [str(binary()), "--bind", HOST, "--port", str(port), "--save", "", "--appendonly", "no"]
-    async with _running([*command, *options], log) as process:
+    async with running([*command, *options], log) as process:
 
         async def answers() -> bool:
-            await _still_there(process, log)
+            await still_there(process, log)
             try:
                 reader, writer = await asyncio.open_connection(HOST, port)
             except OSError:
@@ -168,7 +168,7 @@ async def valkey(log: Path, *, port: int = 0, options: Sequence[str] = ()) -> As
 
 
 @asynccontextmanager
-async def _running(command: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def running(command: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """A subprocess whose output goes to `log`; it is asked to end, then made to."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -191,7 +191,8 @@ async def _running(command: Sequence[str], log: Path) -> AsyncIterator[asyncio.s
                 await process.wait()
 
 
-async def _still_there(process: asyncio.subprocess.Process, log: Path) -> None:
+async def still_there(process: asyncio.subprocess.Process, log: Path) -> None:
+    """Wait a moment; RuntimeError with the end of its log if it has ended."""
     await asyncio.sleep(0.05)
     if process.returncode is not None:
         tail = "\n".join(_read(log).splitlines()[-15:])
