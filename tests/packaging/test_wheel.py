@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LEFT_BEHIND = (
     ".git",
+    ".tools",
     ".venv",
     ".*_cache",
     ".hypothesis",
@@ -56,6 +58,41 @@ def test_every_module_of_the_checkout_is_in_the_wheel(wheel):
         for path in (ROOT / package).rglob("*.py")
     }
     assert checkout <= set(wheel.namelist())
+
+
+def shipped() -> set[str]:
+    """Every file of the two packages that a checkout keeps; what only explains them stays there."""
+    found = set()
+    for package in ("proxy", "policies"):
+        for path in (ROOT / package).rglob("*"):
+            if path.is_file() and path.suffix not in {".pyc", ".md"}:
+                found.add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_the_wheel_holds_each_of_their_files_and_no_other(wheel):
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == shipped()
+
+
+def test_the_sdist_holds_what_building_takes_and_no_other(built):
+    with tarfile.open(built[0]) as archive:
+        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    top = {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
+    assert {name for name in names if not name.startswith("warmroute.egg-info/")} == shipped() | top
+
+
+def test_both_carry_the_version_and_so_does_the_command(built, wheel):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert [path.name for path in built] == [
+        f"warmroute-{version}.tar.gz",
+        f"warmroute-{version}-py3-none-any.whl",
+    ]
+    told = subprocess.run(
+        [sys.executable, "-m", "proxy", "--version"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert told.stdout == f"warmroute {version}\n"
+    (metadata,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    assert f"\nVersion: {version}\n" in wheel.read(metadata).decode()
 
 
 def test_the_wheel_is_typed_licensed_and_has_one_script(wheel):
