@@ -10,6 +10,7 @@ COMMANDS = {
     "simulate": "every policy on a workload or a trace, on a virtual clock",
     "admission": "classes and limits on a virtual clock: floods, long prompts, a sweep of limits",
     "canary": "a canary with better, equal and bad policies, on a virtual clock",
+    "peers": "other routers on the same fleet, in turn: hits, latency, load, cost",
     "micro": "what the parts cost: keys, index, routing",
     "hop": "CPU a request costs in the proxy, beside any other proxy",
     "watched": "CPU that looking costs a request: dashboards, and what looks at traffic",

@@ -1,0 +1,86 @@
+"""The cases in which routers are compared: not only the easy one. Pure.
+
+Prompts are of 3,000 tokens and more on replicas whose prefill is slowed down, so that the few requests a
+second which two slow cores send are a load to the fleet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.profiles import EngineSpec, profile
+from bench.workloads import Shape
+
+REPLICAS = 4
+PROFILE = "h100x2-32b"
+PREFILL = 6000.0
+"""Tokens a second."""
+CACHE_TOKENS = 44_000
+SHAPE = Shape(groups=24, zipf=0.6, prefix=3000, question=200, output=16)
+"""24 system prompts of 3,000 tokens are 72,000: more than a replica caches, less than the fleet's 176,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One of them."""
+
+    name: str
+    what: str
+    workload: str
+    shape: Shape = SHAPE
+    rate: float = 7.0
+    """Requests a second."""
+    proxies: int = 1
+    """Behind a balancer that draws one of them for each request."""
+    cache: float = 1.0
+    """How much of `CACHE_TOKENS` a replica has."""
+    midway: str | None = None
+    """`replica`: one is restarted in the middle, under load. `router`: all are, between two halves, the
+    second of which is measured: what do they still know?"""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """Of its simulated replicas."""
+        cache = round(CACHE_TOKENS * self.cache)
+        return profile(PROFILE, cache_tokens=cache, prefill_tokens_per_s=PREFILL)
+
+
+CASES: Sequence[Case] = (
+    Case("shared", "system prompts that many share", "shared"),
+    Case("mixed", "half shared, half one-off", "mixed", rate=5.5),
+    Case(
+        "multiturn",
+        "conversations that grow",
+        "multiturn",
+        replace(SHAPE, prefix=1000, question=300, output=60, turns=(6, 9), turn_gap=4.0),
+    ),
+    Case("hot", "one prefix for all", "hot"),
+    Case("random", "nothing shared", "random", rate=4.0),
+    Case("four", "four routers behind a random balancer", "shared", proxies=4),
+    Case("replica", "a replica restarted midway", "shared", midway="replica"),
+    Case("router", "the router restarted midway; its second half", "shared", midway="router"),
+    Case("small", "caches a quarter of the usual size", "shared", cache=0.25, rate=5.5),
+    Case(
+        "growing",
+        "long conversations, most of the cache in use",
+        "multiturn",
+        replace(SHAPE, groups=4, prefix=800, question=400, output=60, turns=(14, 20), turn_gap=2.5),
+        rate=6.0,
+    ),
+    Case(
+        "pollution",
+        "one-off traffic that pushes shared prefixes out",
+        "mixed",
+        replace(SHAPE, groups=16, shared_fraction=0.35),
+        cache=0.5,
+        rate=5.0,
+    ),
+)
+
+
+def chosen(names: str) -> list[Case]:
+    """Those named, separated by commas; `all`."""
+    known = {case.name: case for case in CASES}
+    wanted = list(known) if names == "all" else names.split(",")
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(f"unknown case {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in wanted]
