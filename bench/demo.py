@@ -88,9 +88,12 @@ async def keep_running(console: Console, proxy: str, engines: Sequence[str]) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     body = '{"model":"simulated","messages":[{"role":"user","content":"Say hello"}],"max_tokens":16}'
-    console.print("\n[bold]Running until Ctrl-C.[/] Things to try:\n")
+    console.print(
+        f"\n[bold]Running until Ctrl-C.[/] The dashboard: {proxy}/ui\n\nThings to try:\n", highlight=False
+    )
     for line in (
         f"curl -i {proxy}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"{sys.executable} -m proxy top --url {proxy}",
         f"curl -s {proxy}/admin/replicas",
         f"curl -s {proxy}/ready",
         f"curl -s {proxy}/metrics | grep ^warmroute_",
