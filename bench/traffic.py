@@ -32,7 +32,8 @@ class Traffic:
     duration: float | None
     limit: int | None
     speed: float
-    id_tokens: int
+    id_tokens: int | None
+    """None: what the trace's sidecar says, else 512."""
     scale_tokens: int | None
     output_limit: int | None
 
@@ -84,7 +85,7 @@ class Traffic:
 
 
 def read(
-    source: str, *, rate: float, seed: int, id_tokens: int = 512, limit: int | None = None
+    source: str, *, rate: float, seed: int, id_tokens: int | None = None, limit: int | None = None
 ) -> list[Arrival]:
     """The arrivals of FORMAT:PATH."""
     form, _, name = source.partition(":")
@@ -92,7 +93,9 @@ def read(
     if form == "mooncake":
         return traces.mooncake(path, id_tokens=id_tokens, limit=limit)
     if form == "agentic":
-        return traces.agentic(path, rate=rate, seed=seed, block_tokens=id_tokens, limit=limit)
+        return traces.agentic(
+            path, rate=rate, seed=seed, block_tokens=id_tokens or traces.MOONCAKE_TOKENS, limit=limit
+        )
     if form == "azure":
         return traces.azure(path, seed=seed, limit=limit)
     if form == "mt_bench":
@@ -126,9 +129,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     traffic.add_argument(
         "--id-tokens",
         type=int,
-        default=512,
         metavar="N",
-        help="tokens of an id (Mooncake's files do not say; 512)",
+        help="tokens of an id, where no FILE.meta.json says (Mooncake's own files have none: 512)",
     )
     traffic.add_argument("--scale-tokens", type=int, metavar="N", help="send N tokens for each id of a trace")
     traffic.add_argument("--limit", type=int, help="only the first requests (agentic: sessions) of a trace")
@@ -158,7 +160,7 @@ def from_arguments(
     named = {
         field.name: getattr(arguments, field.name) for field in fields(Shape) if field.name != "requests"
     }
-    if arguments.speed <= 0 or arguments.id_tokens < 1:
+    if arguments.speed <= 0 or (arguments.id_tokens is not None and arguments.id_tokens < 1):
         raise ValueError("--speed and --id-tokens must be positive")
     return Traffic(
         arguments.workload,

@@ -2,9 +2,13 @@
 
 import json
 
-from bench import traces
+import pytest
+
+from bench import traces, traffic
 from bench.simulate import main
+from bench.traces import TraceError
 from proxy.config import Settings
+from proxy.trace_file import sidecar
 from tests.support.client import exchange
 from tests.support.fixtures import counts, serving
 from tests.support.upstream import Upstream
@@ -32,3 +36,17 @@ async def test_traffic_is_recorded_and_replayed(tmp_path, capsys):
 
 def test_off_is_no_file():
     assert Settings(record="off").record is None
+
+
+def test_the_load_generator_reads_the_size_of_a_block_from_the_sidecar(tmp_path):
+    path = tmp_path / "t.jsonl"
+    line = {"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [0, 1, 2]}
+    path.write_text(json.dumps(line) + "\n")
+    sidecar(path).write_text('{"block_size": 16}')
+    (arrival,) = traffic.read(f"mooncake:{path}", rate=1.0, seed=1)
+    assert len(arrival.prompt.keys(16)) == 2
+    with pytest.raises(TraceError, match="3 ids of 512 tokens"):
+        traffic.read(f"mooncake:{path}", rate=1.0, seed=1, id_tokens=512)
+    sidecar(path).write_text("{}")
+    with pytest.raises(TraceError, match="block_size: missing"):
+        traffic.read(f"mooncake:{path}", rate=1.0, seed=1)
