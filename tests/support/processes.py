@@ -40,6 +40,10 @@ class Process:
         await self.listening()
         await eventually(so, f"it is ready: {self.log}")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
