@@ -71,13 +71,22 @@ async def tokenizer(
 
 
 async def events(
-    found: Findings, replica: Replica, spec: ReplicaSpec | None, pool: ModelPool | None, proxy: Proxy
+    found: Findings,
+    replica: Replica,
+    spec: ReplicaSpec | None,
+    pool: ModelPool | None,
+    proxy: Proxy,
+    *,
+    caches: bool,
 ) -> None:
     """Whether it publishes what it stores, and whether that arrives; after a prompt was answered."""
     description = replica.description
     feed, engine = description.feed, description.engine
     if engine not in EVENTS:
         found.note("events", f"{engine} publishes none: its cache is guessed from what was routed")
+        return
+    if not caches:
+        found.note("events", "there are none while prefix caching is off")
         return
     if feed is None:
         if spec is not None and spec.kv_events == OFF:

@@ -44,6 +44,8 @@ class Examination:
     ) -> None:
         """`spec`: how it is configured; None for one that was found by discovery."""
         self.found = Findings(replica.name)
+        self.caches = True
+        """Whether it keeps prefixes."""
         self.reports: bool | None = None
         """Whether its replies tell cached tokens; None where that could not be seen."""
         self._ask = asker
@@ -126,6 +128,7 @@ class Examination:
             info = (await self._ask.get("/server_info")).json()
             if isinstance(info, Mapping) and info.get("disable_radix_cache") is True:
                 caches = False
+        self.caches = caches
         if not caches:
             found.loss("prefix caching", "it is off", CACHING.get(self._engine, "turn it on"))
         size, chosen = description.block_size, settings.block_size
@@ -219,35 +222,40 @@ class Examination:
                     "priority", f"it is said to be {said}, and {engine} has none", "leave out priority"
                 )
             return
-        orders = await self._orders()
-        if orders is None:
-            found.note("priority", "it could not be seen whether it orders by priority")
+        orders, say_it = await self._orders(), field("priority", f'"{ORDER[engine]}"')
+        if orders is None and said is None:
+            found.note("priority", "it does not say whether it orders by it", f"where it does, {say_it}")
+        elif orders is None:
+            found.note("priority", f"the settings say {said}, and it does not say", PRIORITY[engine])
         elif said is not None and not orders:
             found.loss(
                 "priority",
-                f"the settings say {said}, but it does not order by priority: vLLM refuses such requests",
+                f"the settings say {said}, but it does not order by it: it ignores it, or refuses requests",
                 f"{PRIORITY[engine]}, or leave out priority",
             )
         elif orders and said is None:
-            found.note(
-                "priority",
-                "it orders by priority, and is not used for it",
-                field("priority", f'"{ORDER[engine]}"'),
-            )
+            found.note("priority", "it orders by it, and is not used for it", say_it)
         elif orders:
             found.fine("priority", f"it orders by it, {said}")
         else:
             found.note("priority", "it does not order by it: classes are kept apart here", PRIORITY[engine])
 
     async def _orders(self) -> bool | None:
+        """Whether it orders by priority; None if it does not say. vLLM says so in its development mode only.
+
+        Some of its versions refuse a priority that they would not order by; 0.32 takes it and does nothing.
+        """
         if self._engine == "sglang":
             info = (await self._ask.get("/server_info")).json()
             told = info.get("enable_priority_scheduling") if isinstance(info, Mapping) else None
             return told if isinstance(told, bool) else None
+        info = (await self._ask.get("/server_info?config_format=json")).json()
+        for part in ("vllm_config", "scheduler_config"):
+            info = info.get(part) if isinstance(info, Mapping) else None
+        if isinstance(info, Mapping) and isinstance(info.get("policy"), str):
+            return bool(info["policy"] == "priority")
         body = {**self._probe(), "prompt": "priority", "priority": 1}
         answer = await self._ask.post("/v1/completions", body)
-        if answer.ok:
-            return True
         return False if answer.status == 400 and "priority" in answer.text.lower() else None
 
     def _probe(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ async def _examined(
             await knowledge.tokenizer(it.found, asker, replica, pool, http, proxy)
             await it.answers()
             await it.priority()
-            await knowledge.events(it.found, replica, spec, pool, proxy)
+            await knowledge.events(it.found, replica, spec, pool, proxy, caches=it.caches)
     return it.found
 
 

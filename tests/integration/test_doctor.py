@@ -1,6 +1,7 @@
 """`warmroute doctor` on simulated replicas of each dialect: healthy ones, and one fault each."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -71,9 +72,15 @@ def _cached(number: bytes) -> Patch:
 COMPLETIONS = "/v1/completions"
 NO_DETAILS = replacing(rb'"prompt_tokens_details":\{[^}]*\}', b'"prompt_tokens_details":null')
 NO_PRIORITY = only_where(
-    lambda sent: "priority" in sent, refuses(400, "Got priority 1 but Priority scheduling is not enabled.")
+    lambda sent: "priority" in sent, refuses(400, "Got priority 1 but priority scheduling is not enabled.")
 )
 UNCACHED = replacing(rb'enable_prefix_caching="True"', b'enable_prefix_caching="False"')
+
+
+def _policy(name: str) -> Mapping[str, Patch]:
+    """What an engine in its development mode tells."""
+    info = {"vllm_config": {"scheduler_config": {"policy": name}}}
+    return {"/server_info": lambda *_: (200, json.dumps(info).encode())}
 
 
 def _in_streams(patch: Patch) -> Patch:
@@ -94,6 +101,9 @@ VLLM: dict[str, Mapping[str, Patch]] = {
     "stubborn": {COMPLETIONS: _in_streams(refuses(400, "unknown field"))},
     "orderless": {COMPLETIONS: NO_PRIORITY},
     "promised": {COMPLETIONS: NO_PRIORITY},
+    "ignorant": _policy("fcfs"),
+    "ordered": _policy("priority"),
+    "declared": _policy("priority"),
     "untokenised": {"/tokenize": gone},
     "other": {"/tokenize": replacing(rb'"tokens":\[', b'"tokens":[7,')},
     "silent": {"/kv_event_sources": replacing(rb'"endpoint":"[^"]*"', b'"endpoint":"' + CLOSED + b'"')},
@@ -117,6 +127,10 @@ EXPECTED = {
     ("stubborn", "streams"): (Level.WARNING, "refused", "WARMROUTE_STREAM_USAGE=never"),
     ("orderless", "priority"): (Level.NOTE, "does not order", "--scheduling-policy priority"),
     ("promised", "priority"): (Level.LOSS, "refuses", "--scheduling-policy priority"),
+    ("ignorant", "priority"): (Level.LOSS, "ignores", "--scheduling-policy priority"),
+    ("ordered", "priority"): (Level.NOTE, "not used for it", "low_first"),
+    ("declared", "priority"): (Level.FINE, "low_first", ""),
+    ("good", "priority"): (Level.NOTE, "does not say", "low_first"),
     ("untokenised", "tokenizer"): (Level.WARNING, "could not be compared", "/tokenize"),
     ("other", "tokenizer"): (Level.LOSS, "own token ids", "WARMROUTE_TOKENIZER"),
     ("silent", "events"): (Level.LOSS, "none came", "kv_events"),
@@ -130,12 +144,14 @@ async def test_each_fault_of_a_vllm_is_found_with_what_fixes_it():
     long_ago = {"late": {"Date": "Sat, 01 Jan 2000 00:00:00 GMT"}}
     async with replicas() as (one,), with_faults(VLLM, one.url, long_ago) as urls:
         names = {"good": one.url, **urls, "nobody": f"http://127.0.0.1:{free_port()}"}
-        told = await found(settings(names, promised={"priority": "low_first"}))
+        orders = {name: {"priority": "low_first"} for name in ("promised", "ignorant", "declared")}
+        told = await found(settings(names, **orders))
     for what, (level, word, fix) in EXPECTED.items():
         finding = told[what]
         assert (finding.level, word in finding.what, fix in finding.fix) == (level, True, True), finding
     assert told["nobody", "health"].level is Level.LOSS
-    meant = {name for name, _ in EXPECTED} | {"nobody"}
+    assert told["uncached", "events"].level is Level.NOTE
+    meant = {name for name, _ in EXPECTED if name != "good"} | {"nobody"}
     assert not [each for each in told.values() if each.about not in meant and each.level > Level.NOTE]
     beside = {key for key in told if told[key].level > Level.NOTE} - EXPECTED.keys()
     assert beside <= {("nobody", "health"), ("anonymous", "tokenizer"), ("mute", "events")}
