@@ -4,7 +4,7 @@ Names come from replicas and clients: shown as text, never as markup, and never 
 take for a command.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rich.console import Group, RenderableType
@@ -16,6 +16,8 @@ from proxy.figures import NONE, Frame, count, grouped, percent, quantile, second
 WARM, COOL, QUIET, FAIR, BAD = "dark_orange3", "steel_blue", "bright_black", "yellow", "red"
 _STAGES = ("prompt", "available", "routed", "reported", "reported_prompt")
 _LEAST_REPLICAS = 3
+_ROWS = 4
+"""Of what is told beside the fleet."""
 BAR = 8
 
 
@@ -23,31 +25,38 @@ def draw(
     frame: Frame,
     over: Frame,
     span: float | None,
-    recent: Sequence[Frame] = (),
+    asked: Mapping[str, Frame] = {},
     *,
     height: int = 24,
     state: str = "",
 ) -> RenderableType:
     """One screen of `height` lines at most.
 
-    `over`: the counters to show, of the last `span` seconds, or since the start if None. `recent`: the latest
-    requests, newest first, as /admin/requests tells them. `state`: what is wrong, if anything.
+    `over`: the counters to show, of the last `span` seconds, or since the start if None. `asked`: what
+    /admin tells of `requests`, `canary`, `prefixes` and `breaks`, as far as it does. `state`: what is wrong,
+    if anything.
     """
     groups, times = _groups(over), _times(over)
     head = [_first(frame, span, state), _second(frame, over, span), Text("")]
-    queue = _queue(frame)
-    fixed = len(head) + len(queue) + 2 + groups.row_count + times.row_count + 2
+    below = [_queue(frame), *_canary(asked.get("canary", {}).get("canary"))]
+    used = len(head) + groups.row_count + 2 + times.row_count + 2 + 1 + len(below) + 1
     replicas = frame["replicas"]
-    shown = replicas[: max(_LEAST_REPLICAS, height - fixed - 3)]
+    shown = replicas[: max(_LEAST_REPLICAS, height - used - 2)]
     parts: list[RenderableType] = [*head, groups, Text(""), times, Text(""), _fleet(shown, over)]
-    used = fixed + len(shown) + 1
+    used += len(shown)
     if len(shown) < len(replicas):
         parts.append(Text(f"… and {len(replicas) - len(shown)} more replicas", QUIET))
         used += 1
-    parts += [Text(""), *queue]
-    used += 1
-    if recent and height - used > 3:
-        parts += [Text(""), _decisions(recent[: height - used - 3])]
+    parts += [Text(""), *below]
+    for name, most, table in (
+        ("breaks", _ROWS, _breaks),
+        ("prefixes", _ROWS, _prefixes),
+        ("requests", height, _decisions),
+    ):
+        rows = asked.get(name, {}).get(name, [])[: min(most, height - used - 3)]
+        if rows and height - used > 3:
+            parts += [Text(""), table(rows)]
+            used += len(rows) + 2
     return Group(*parts)
 
 
@@ -142,14 +151,48 @@ def _fleet(replicas: Sequence[Frame], over: Frame) -> Table:
     return table
 
 
-def _queue(frame: Frame) -> list[Text]:
+def _queue(frame: Frame) -> Text:
     line = Text("queue", QUIET, no_wrap=True, overflow="ellipsis")
     for name, waiting in frame["queue"]["waiting"].items():
         line.append(f"  {plain(name)} ", "default")
         line.append(count(waiting), "bold default" if waiting else "default")
         for reason, turned_away in frame["queue"]["shed"].get(name, {}).items():
             line.append(f" ({count(turned_away)} {plain(reason)})", FAIR)
+    return line
+
+
+def _canary(canary: Frame | None) -> list[Text]:
+    if canary is None:
+        return []
+    line = Text("canary", QUIET, no_wrap=True, overflow="ellipsis")
+    line.append(f"  {plain(canary['policy'])}", "default")
+    line.append(f"  {canary['percent']:g} %", "bold default")
+    phase = plain(canary["phase"]).replace("_", " ")
+    line.append(f"  {phase}", FAIR if canary["phase"] == "rolled_back" else "default")
+    if canary["why"]:
+        line.append(f": {plain(canary['why'])}", QUIET)
     return [line]
+
+
+def _breaks(rows: Sequence[Frame]) -> Table:
+    table = _table("<<>>", ("prefix break", "kind", "tokens/day", "requests/day"))
+    for row in rows:
+        found = plain(row["path"]), plain(row["kind"]), short(row["tokens_per_day"])
+        table.add_row(*found, short(row["requests_per_day"]))
+    return table
+
+
+def _prefixes(rows: Sequence[Frame]) -> Table:
+    table = _table("<>>><", ("hot prefix", "tokens", "prompts/min", "saved/min", "held by"))
+    for row in rows:
+        table.add_row(
+            plain(row["id"]),
+            count(row["tokens"]),
+            short(row["requests_per_minute"]),
+            short(row["tokens_saved_per_minute"]),
+            plain(", ".join(each["replica"] for each in row["holders"])),
+        )
+    return table
 
 
 def _decisions(recent: Sequence[Frame]) -> Table:

@@ -30,6 +30,8 @@ SPAN_SECONDS = 60.0
 QUIET_SECONDS = 10.0
 """Without a frame before the proxy counts as gone."""
 AGAIN_SECONDS = 1.0
+ASKED = ("requests", "canary", "prefixes", "breaks")
+"""What is asked for with each frame."""
 LONGEST_FRAME = 16 * 1024**2
 _START = b"data: "
 
@@ -69,7 +71,7 @@ class Top:
         self._session = session
         self._proxy = proxy
         self._frames: deque[Frame] = deque()
-        self._recent: list[Frame] = []
+        self._asked: dict[str, Frame] = {}
         self._state = ""
 
     async def see(self) -> None:
@@ -100,14 +102,15 @@ class Top:
         now, first = self._frames[-1], self._frames[0]
         span = now["at"] - first["at"] if len(self._frames) > 1 else None
         over = now if span is None else between(first, now)
-        return draw(now, over, span, self._recent, height=height, state=self._state)
+        return draw(now, over, span, self._asked, height=height, state=self._state)
 
     async def _take(self, frame: Frame) -> None:
         self._frames.append(frame)
         while frame["at"] - self._frames[0]["at"] > SPAN_SECONDS:
             self._frames.popleft()
-        async with self._session.get(f"{self._proxy}/admin/requests", params={"limit": "40"}) as response:
-            self._recent = (await response.json())["requests"] if response.status == HTTPStatus.OK else []
+        for name in ASKED:
+            async with self._session.get(f"{self._proxy}/admin/{name}") as response:
+                self._asked[name] = await response.json() if response.status == HTTPStatus.OK else {}
 
     async def _follow(self) -> AsyncIterator[Frame]:
         async with self._session.get(f"{self._proxy}/admin/live") as response:

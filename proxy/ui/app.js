@@ -104,7 +104,7 @@ async function poll({ path, seconds, section }, signal) {
       if (told === null) return; // this proxy does not do that: nothing to ask again
     } catch (error) {
       if (signal.aborted || error instanceof Refused) return; // the stream says so as well
-      section.failed?.(error.message);
+      // What else goes wrong is asked for again: what is shown stays, and the stream tells of the proxy.
     }
     await new Promise((done) => setTimeout(done, 1000 * seconds));
   }

@@ -61,7 +61,8 @@ def shown(
     told: dict[str, Any], *recent: dict[str, Any], width: int = 80, height: int = 24, **more: Any
 ) -> str:
     console = Console(width=width, height=height, file=io.StringIO(), color_system=None, highlight=False)
-    console.print(draw(told, told, more.pop("span", None), recent, height=height, **more))
+    asked = {"requests": {"requests": list(recent)}, **more.pop("asked", {})}
+    console.print(draw(told, told, more.pop("span", None), asked, height=height, **more))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -124,6 +125,47 @@ def test_what_is_degraded_is_said():
     assert "gone" in shown(told, state="gone")
 
 
+def hostile(told: Any) -> Any:
+    if isinstance(told, dict):
+        return {name: hostile(each) for name, each in told.items()}
+    if isinstance(told, list):
+        return [hostile(each) for each in told]
+    return HOSTILE if isinstance(told, str) else told
+
+
+ASKED = {
+    "canary": {"canary": {"policy": "p2c", "percent": 25.0, "phase": "rolled_back", "why": "it was slow"}},
+    "prefixes": {
+        "prefixes": [
+            {
+                "id": "0f1e",
+                "tokens": 4816,
+                "requests_per_minute": 40.0,
+                "tokens_saved_per_minute": 190_000,
+                "holders": [{"replica": "r1"}, {"replica": "r3"}],
+            }
+        ]
+        * 9
+    },
+    "breaks": {
+        "breaks": [
+            {"path": "$.messages[0]", "kind": "timestamp", "tokens_per_day": 2e6, "requests_per_day": 900.0}
+        ]
+        * 9
+    },
+}
+
+
+def test_what_else_is_known_is_told_where_there_is_room():
+    text = shown(frame(replica("r1")), *(outline() for _ in range(9)), height=40, asked=ASKED)
+    for words in ("p2c  25 %  rolled back: it was slow", "2.00M", "timestamp", "190k", "r1, r3"):
+        assert words in text
+    assert text.count("timestamp") == 4
+    for height in range(14, 40):
+        lines = shown(frame(replica("r1")), outline(), height=height, asked=ASKED).splitlines()
+        assert len(lines) <= height
+
+
 def test_no_name_reaches_the_terminal_as_a_command():
     told = frame(
         replica(HOSTILE, breaker=HOSTILE, index_mode=HOSTILE), replica("b", state=HOSTILE), group=HOSTILE
@@ -131,6 +173,13 @@ def test_no_name_reaches_the_terminal_as_a_command():
     told["policy"] = HOSTILE
     told["models"] = {HOSTILE: {"degraded": HOSTILE}}
     told["queue"]["waiting"] = {HOSTILE: 1}
-    text = shown(told, outline(id=HOSTILE, replica=HOSTILE, decision=HOSTILE), width=400, state=HOSTILE)
+    text = shown(
+        told,
+        outline(id=HOSTILE, replica=HOSTILE, decision=HOSTILE),
+        width=400,
+        height=60,
+        state=HOSTILE,
+        asked=hostile(ASKED),
+    )
     assert set(text) & {"\x1b", "\x07", "\r", "\u202e"} == set()
     assert "[red]" in text
