@@ -1,0 +1,177 @@
+"""Texts to pieces that can be compared without the text: sentences, or tools and documents as a whole.
+
+A piece keeps hashes: of its very characters, of the same with whatever changes by itself masked and white
+space made one, of each masked word, and of each masked value. Python's own hashes, which are keyed anew in
+each process, so that none says anything outside of it.
+
+Bounded: at most `MOST_PIECES` a prompt, of `MOST_WORDS` words each; pieces that were seen lately are kept
+once, `REMEMBERED` of them. Every pattern takes time linear in the text.
+"""
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from proxy.breaks.outline import Segment
+
+MOST_PIECES = 256
+MOST_WORDS = 48
+REMEMBERED = 8192
+CHARACTERS_PER_TOKEN = 4
+"""Of English, by most tokenizers; the cost of a break is an estimate."""
+
+TIMESTAMP, DATE, UUID, COUNTER = "timestamp", "date", "uuid", "counter"
+_KINDS = (TIMESTAMP, DATE, UUID, COUNTER)
+
+_MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
+)
+_DAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun)"
+_VOLATILE = re.compile(
+    rf"""
+    (?P<timestamp>
+        \b\d{{4}}-\d\d-\d\d[t\ ]\d\d:\d\d(?::\d\d(?:[.,]\d{{1,9}})?)?(?:z|\ ?utc|[+-]\d\d:?\d\d)?
+      | \b\d{{1,2}}:\d\d(?::\d\d(?:[.,]\d{{1,9}})?)?(?:\ ?[ap]\.?m\b\.?)?
+      | \b1[5-9]\d{{8}}(?:\d{{3}}|\d{{6}}|\d{{9}}|\.\d{{1,9}})?\b  # seconds since 1970, from 2017 on
+    )
+  | (?P<uuid>
+        (?<![\w-])[0-9a-f]{{8}}-(?:[0-9a-f]{{4}}-){{3}}[0-9a-f]{{12}}\b
+      | (?<![\w-])(?=[a-z_-]{{0,40}}\d)(?=[\d_-]{{0,40}}[a-z])[\w-]{{10,128}}+  # letters and digits: an id
+    )
+  | (?P<date>
+        \b\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}\b
+      | \b\d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{2,4}}\b
+      | \b(?:{_DAY}\b,?\ )?(?:the\ )?\d{{1,2}}(?:st|nd|rd|th)?\ (?:of\ )?{_MONTH}\b\.?,?(?:\ \d{{4}}\b)?
+      | \b(?:{_DAY}\b,?\ )?{_MONTH}\b\.?\ \d{{1,2}}(?:st|nd|rd|th)?\b,?(?:\ \d{{4}}\b)?
+      | \b{_MONTH}\ \d{{4}}\b
+      | \b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b
+    )
+  | (?P<counter>\d+(?:[.,]\d+)*)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_STOPS = "。！？；"  # noqa: RUF001 - of East Asia, where no space follows
+_WORD = rf"(?:[^\s{_STOPS}]++[{_STOPS}]*+|[{_STOPS}]++)"
+_PIECE = re.compile(
+    rf"\s*+(?:{_WORD}\s*+){{0,{MOST_WORDS - 1}}}?{_WORD}(?<=[.!?:;{_STOPS}])\s*+"  # a sentence
+    rf"|\s*+(?:{_WORD}\s*+){{1,{MOST_WORDS}}}+"
+    r"|\s++"
+)
+
+CAPITAL, CUE, MASKED = 1, 2, 4
+_CUES = frozenset((
+    "user", "username", "name", "named", "customer", "client", "dear", "hi", "hello", "hey", "mr", "mrs",
+    "ms", "dr", "account", "member", "employee", "patient", "student", "caller", "helping", "assisting",
+    "talking", "speaking", "chatting", "called", "email",
+))  # fmt: skip
+"""Words that a name follows."""
+_STRIPPED = ".,;:!?()[]{}<>\"'*#_-"
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """What is known of one sentence, tool or document."""
+
+    exact: int
+    loose: int
+    """Of the same with what changes masked."""
+    is_whole: bool
+    """A tool or document."""
+    words: "array[int]"
+    """Hashes of the masked words."""
+    marks: bytes
+    """CAPITAL, CUE, MASKED for each word."""
+    masked: tuple[tuple[str, int], ...]
+    """(kind, hash) of each masked value."""
+    tokens: int
+    """Estimated."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """A piece, and where it is."""
+
+    piece: Piece
+    path: str
+    offset: int
+    """In characters from the start of the text at `path`."""
+    text: str
+
+
+class Pieces:
+    """Makes pieces, each only once."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[bool, int], Piece] = OrderedDict()
+
+    def of(self, segments: Iterable[Segment]) -> list[Placed]:
+        """The pieces of a prompt's head, in order."""
+        placed: list[Placed] = []
+        for segment in segments:
+            for offset, text in _texts(segment):
+                if len(placed) >= MOST_PIECES:
+                    return placed
+                placed.append(Placed(self._piece(text, segment.canonical), segment.path, offset, text))
+        return placed
+
+    def _piece(self, text: str, canonical: str | None) -> Piece:
+        key = canonical is not None, hash(text)
+        piece = self._known.get(key)
+        if piece is None:
+            piece = self._known[key] = _make(text, canonical)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(key)
+        return piece
+
+
+def _texts(segment: Segment) -> Iterator[tuple[int, str]]:
+    if segment.canonical is not None:
+        yield 0, segment.text
+        return
+    for found in _PIECE.finditer(segment.text):
+        yield found.start(), found[0]
+
+
+def mask(text: str) -> str:
+    """The text with what changes by itself replaced by its kind: `<timestamp>`."""
+    return _VOLATILE.sub(lambda found: f"<{found.lastgroup}>", text)
+
+
+def blank(text: str) -> str:
+    """The text with what changes by itself made one word of the same length."""
+    return _VOLATILE.sub(lambda found: "\x00" * len(found[0]), text)
+
+
+def _make(text: str, canonical: str | None) -> Piece:
+    masked: list[tuple[str, int]] = []
+
+    def note(found: re.Match[str]) -> str:
+        kind = found.lastgroup or ""
+        masked.append((kind, hash(found[0])))
+        return f"\x00{kind}\x00"
+
+    plain = _VOLATILE.sub(note, text if canonical is None else canonical)
+    words = plain.split()
+    first = words[:MOST_WORDS]
+    return Piece(
+        exact=hash(text),
+        loose=hash(" ".join(words)),
+        is_whole=canonical is not None,
+        words=array("q", map(hash, first)),
+        marks=bytes(map(_mark, first)),
+        masked=tuple(masked[:MOST_WORDS]),
+        tokens=max(1, len(text) // CHARACTERS_PER_TOKEN),
+    )
+
+
+def _mark(word: str) -> int:
+    bare = word.strip(_STRIPPED)
+    mark = CAPITAL if bare[:1].isupper() or "@" in bare else 0
+    if bare.lower() in _CUES:
+        mark |= CUE
+    return mark | (MASKED if "\x00" in word else 0)
