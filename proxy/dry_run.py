@@ -7,9 +7,7 @@ keying, within its bounds. Only where an engine tokenises is one asked, as for a
 names and figures, nothing of the prompt.
 """
 
-import copy
 from collections.abc import Callable, Sequence
-from random import Random
 from time import monotonic
 
 import msgspec
@@ -21,7 +19,7 @@ from proxy import bodies
 from proxy.admission import Admission
 from proxy.concurrency import has_room
 from proxy.config import Settings
-from proxy.errors import BadRequest, NoReplica, NotFound
+from proxy.errors import BadRequest, NotFound
 from proxy.fleet import Fleet
 from proxy.gate import Gate
 from proxy.index.truth import TrueIndex
@@ -66,7 +64,6 @@ class DryRun:
         self._reader = reader
         self._gate = gate
         self._admission = admission
-        self._rng = Random()
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a body as clients send it.
@@ -153,27 +150,7 @@ class DryRun:
         router = self._router_of(route)
         fleet = router.fleet
         waits = self._waits(route, rank)
-        fleet.tick()
-        everyone = fleet.candidates(route.model)
-        if router.among is not None:
-            everyone = router.among(everyone)
-        candidates = everyone
-        if fleet.tripped and (trial := fleet.on_trial(route.model)) is not None:
-            candidates = [trial]
-        if not candidates:
-            raise NoReplica(f"no usable replica serves {route.model!r} right now", retry_after=1.0)
-        matched = router.matches(route)
-        asked = base.Request(
-            route.tokens, matched, route.affinity, route.session, route.sequences, route.urgency
-        )
-        policy = copy.copy(router.policy)  # the turn that round robin takes is not taken
-        decision = policy.choose(asked, candidates, self._rng)
-        chosen = decision.replica
-        if chosen.in_flight >= chosen.soft_limit or not has_room(chosen, route.sequences, route.allowed):
-            free = [view for view in candidates if has_room(view, route.sequences, route.allowed)]
-            free = [view for view in free if view.in_flight < view.soft_limit] or free
-            if free and not any(view is chosen for view in free):
-                decision = policy.choose(asked, free, self._rng)
+        asked, matched, everyone, decision = router.decide(route, rehearses=True)
         chosen = decision.replica
         lease = Lease(route, fleet.replicas[chosen.name], router.index)  # which takes nothing
         lease.matched = matched.get(chosen.name, 0)
@@ -188,7 +165,7 @@ class DryRun:
             decision=kind,
             compared=[view.name for view in decision.compared],
             scores=decision.scores,
-            terms=base.terms(policy, asked, decision),
+            terms=base.terms(router.policy, asked, decision),
         )
         return {
             "policy": router.name,
@@ -198,7 +175,7 @@ class DryRun:
             "predicted_cached_tokens": lease.matched,
             "wait": waits,
             **reasons.told(),
-            "fleet": self._fleet(fleet, route, candidates),
+            "fleet": self._fleet(fleet, route, everyone),
         }
 
     def _waits(self, route: RouteRequest, rank: int) -> dict[str, object]:
@@ -268,4 +245,4 @@ def _why_not(replica: Replica, model: str) -> str:
         return ", ".join(sorted(replica.held))
     if replica.breaker.state:
         return f"its breaker is {replica.breaker.state.name.lower()}"
-    return "another replica is on trial"
+    return "it serves the other side of a canary"

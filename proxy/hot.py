@@ -95,9 +95,17 @@ class Hot:
             self._placed.append(placed)
 
     def lead(
-        self, request: Asked, matched: dict[str, int], candidates: list[base.Replica]
+        self,
+        request: Asked,
+        matched: dict[str, int],
+        candidates: list[base.Replica],
+        *,
+        rehearses: bool = False,
     ) -> tuple[dict[str, int], list[base.Replica]]:
-        """What to believe of who holds the prompt, and whom to choose from. Asked only while `active`."""
+        """What to believe of who holds the prompt, and whom to choose from. Asked only while `active`.
+
+        Where it `rehearses`, no step is taken.
+        """
         prefix = self._of(request.keys, self.active)
         if prefix is None:
             return matched, candidates
@@ -112,6 +120,8 @@ class Hot:
                 and has_room(view, request.sequences, request.allowed)
                 and view.queued_tokens <= prefix.tokens
             ]
+            if others and rehearses:
+                return matched, others
             if others:
                 prefix.grown(self._fleet.clock(), others)
                 self.grown += 1

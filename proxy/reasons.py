@@ -92,8 +92,8 @@ class Reasons:
             return f"{begin}{self.policy} does not compare what is cached."
         if warmest not in self.compared:
             return (
-                f"{begin}{warmest} could not be chosen: it had no room, was held back or tried before, or "
-                "was not in the sample of a large fleet."
+                f"{begin}{warmest} could not be chosen: it had no room, was held back or tried before, was "
+                "not in the sample of a large fleet, or a hot prefix was being given to one replica more."
             )
         there, here = self._of(warmest), self._of(self.chosen)
         if there < here:

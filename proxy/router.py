@@ -8,6 +8,7 @@ from __future__ import annotations  # array[int] is no class before Python 3.12
 
 from array import array
 from collections.abc import Callable, Collection
+from copy import copy
 from dataclasses import dataclass, field
 from random import Random
 
@@ -112,9 +113,11 @@ class Lease:
             return
         self._closed = True
         self.reservation.release()
+        placement = self._placement
+        if placement is not None and placement.ends:
+            placement.over()
         if self.replica.gone:  # what it holds went with it, and its name may be another's
             return
-        placement = self._placement
         if not answered:
             if placement is not None:
                 self._index.retract(placement)
@@ -175,32 +178,8 @@ class Router:
 
         Raises NoReplica if there is none.
         """
+        asking, matched, everyone, decision = self.decide(request, exclude)
         fleet = self.fleet
-        fleet.tick()
-        candidates = fleet.candidates(request.model)
-        if exclude:
-            candidates = [view for view in candidates if view.name not in exclude]
-        if self.among is not None:
-            candidates = self.among(candidates)
-        everyone = candidates
-        if fleet.tripped and not exclude and (trial := fleet.on_trial(request.model)) is not None:
-            candidates = [trial]
-        if not candidates:
-            raise NoReplica(f"no usable replica serves {request.model!r} right now", retry_after=1.0)
-        matched = credited = self.matches(request)
-        hot = self.hot
-        if hot is not None and hot.active:
-            credited, candidates = hot.lead(request, matched, candidates)
-        asking = base.Request(
-            request.tokens, credited, request.affinity, request.session, request.sequences, request.urgency
-        )
-        decision = self.policy.choose(asking, candidates, self.rng)
-        chosen = decision.replica
-        if chosen.in_flight >= chosen.soft_limit or not has_room(chosen, request.sequences, request.allowed):
-            free = [view for view in candidates if has_room(view, request.sequences, request.allowed)]
-            free = [view for view in free if view.in_flight < view.soft_limit] or free
-            if free and not any(view is chosen for view in free):
-                decision = self.policy.choose(asking, free, self.rng)
         name = decision.replica.name
         lease = Lease(request, fleet.replicas[name], self.index)
         lease.choice, lease.asked = decision, asking
@@ -216,9 +195,45 @@ class Router:
         lease.decision = classify(request, lease, by_session=decision.by_session)
         if lease.replica.shares_in_flight:
             lease.place()
-        if hot is not None:
+        if (hot := self.hot) is not None:
             hot.note(lease)
         return lease
+
+    def decide(
+        self, request: RouteRequest, exclude: Collection[str] = (), *, rehearses: bool = False
+    ) -> tuple[base.Request, dict[str, int], list[base.Replica], base.Decision]:
+        """Choose: what the policy was told, what replicas hold, who might have been chosen, and who was.
+
+        Where it `rehearses`, whatever decides is left as it is. Raises NoReplica.
+        """
+        policy, rng = (copy(self.policy), Random()) if rehearses else (self.policy, self.rng)
+        fleet = self.fleet
+        fleet.tick()
+        candidates = fleet.candidates(request.model)
+        if exclude:
+            candidates = [view for view in candidates if view.name not in exclude]
+        if self.among is not None:
+            candidates = self.among(candidates)
+        everyone = candidates
+        if fleet.tripped and not exclude and (trial := fleet.on_trial(request.model)) is not None:
+            candidates = [trial]
+        if not candidates:
+            raise NoReplica(f"no usable replica serves {request.model!r} right now", retry_after=1.0)
+        matched = credited = self.matches(request)
+        hot = self.hot
+        if hot is not None and hot.active:
+            credited, candidates = hot.lead(request, matched, candidates, rehearses=rehearses)
+        asking = base.Request(
+            request.tokens, credited, request.affinity, request.session, request.sequences, request.urgency
+        )
+        decision = policy.choose(asking, candidates, rng)
+        chosen = decision.replica
+        if chosen.in_flight >= chosen.soft_limit or not has_room(chosen, request.sequences, request.allowed):
+            free = [view for view in candidates if has_room(view, request.sequences, request.allowed)]
+            free = [view for view in free if view.in_flight < view.soft_limit] or free
+            if free and not any(view is chosen for view in free):
+                decision = policy.choose(asking, free, rng)
+        return asking, matched, everyone, decision
 
     def matches(self, request: RouteRequest) -> dict[str, int]:
         """Replica name to prompt tokens it can take from its cache.

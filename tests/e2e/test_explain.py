@@ -152,11 +152,11 @@ async def state(proxy: Proxy) -> dict[str, Any]:
     counters = [
         await metric(proxy, f"warmroute_{name}_total") for name in ("requests", "decisions", "prefix_tokens")
     ]
-    views = {name: repr(replica.view) for name, replica in proxy.fleet.replicas.items()}
+    views = [replica.view for replica in proxy.fleet.replicas.values()]
     return {
         "index": index,
         "counters": counters,
-        "views": [v.partition("recent_tokens")[0] for v in views.values()],
+        "loads": [(view.in_flight, view.running, view.queued_tokens) for view in views],
     }
 
 
