@@ -1,4 +1,4 @@
-"""The command line: `warmroute serve`, `doctor`, `top`, `policies`, `key`, `--version`.
+"""The command line: `warmroute serve`, `doctor`, `top`, `breaks`, `policies`, `key`, `--version`.
 
 Reads settings, checks that it runs from its own packages, and hands over to `proxy.app`. What a person got
 wrong is one sentence on standard error and exit status 2, never a traceback.
@@ -18,7 +18,7 @@ from proxy.explain import catalogue, effective, usage
 from proxy.sources import CONFIG, ConfigError, Loaded, load, read_file, read_flags, read_variables, variable
 
 DISTRIBUTION = "warmroute"
-COMMANDS = ("serve", "doctor", "top", "policies", "key")
+COMMANDS = ("serve", "doctor", "top", "breaks", "policies", "key")
 _SWITCHES = ("print_config", "check_config")
 
 
@@ -51,6 +51,8 @@ def _run(arguments: list[str]) -> int:
         return _doctor(arguments)
     if command == "top":
         return _top(arguments)
+    if command == "breaks":
+        return _breaks(arguments)
     if command == "key":
         return _make_key(arguments)
     if arguments:
@@ -102,6 +104,21 @@ def _top(arguments: Sequence[str]) -> int:
     from proxy import top  # noqa: PLC0415 - nothing else draws in a terminal
 
     return top.run(loaded.settings, url=url, once="once" in own)
+
+
+def _breaks(arguments: Sequence[str]) -> int:
+    switches = {"--windows", "--json"} & set(arguments)
+    rest = [argument for argument in arguments if argument not in switches]
+    if len(rest) != 1 or rest[0].startswith("-"):
+        raise ConfigError("warmroute breaks takes a file: warmroute breaks FILE [--windows] [--json]")
+    from proxy.breaks import file  # noqa: PLC0415 - nothing else needs it
+
+    try:
+        with Path(rest[0]).open("rb") as lines:
+            prompts, found = file.find(lines, windows="--windows" in switches)
+    except OSError as error:
+        raise ConfigError(f"{rest[0]} cannot be read ({error.strerror}): name another file") from None
+    return _say(file.as_json(prompts, found) if "--json" in switches else file.page(prompts, found))
 
 
 def _make_key(arguments: Sequence[str]) -> int:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from proxy.breaks.finder import Finder
 from proxy.breaks.outline import outline_line
 
@@ -32,3 +34,8 @@ def page(prompts: int, breaks: Sequence[dict[str, object]]) -> str:
         if "window" in each:
             lines.append(f"  {each['window']!r}")
     return "\n".join(lines) + "\n"
+
+
+def as_json(prompts: int, breaks: Sequence[dict[str, object]]) -> str:
+    """The same for a program."""
+    return msgspec.json.encode({"prompts": prompts, "breaks": breaks}).decode() + "\n"

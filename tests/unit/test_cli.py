@@ -1,6 +1,7 @@
 """The command line: what it starts, what it prints, how it refuses."""
 
 import hashlib
+import json
 import subprocess
 import sys
 from importlib import metadata
@@ -53,7 +54,7 @@ def test_the_file_is_named_by_flag_or_variable(by_variable, started, monkeypatch
         ([], "no replica is named: set WARMROUTE_REPLICAS="),
         (["--check-config"], "no replica is named"),
         (["polices"], "'polices' is not a command: did you mean policies?"),
-        (["xyzzy"], "there are serve, top, policies, key"),
+        (["xyzzy"], "there are serve, doctor, top, breaks, policies, key"),
         (["policies", "--all"], "takes no arguments"),
         ([*REPLICA, "--prot", "1"], "--prot is not a setting: did you mean --port?"),
         ([*REPLICA, "stray"], "'stray' is not understood"),
@@ -163,6 +164,34 @@ def test_key_prints_the_line_for_the_file_and_says_the_key_aside(capsys):
     (entry,) = yaml.safe_load(said.out)
     key = said.err.split()[-1]
     assert entry == {"name": "team-a", "sha256": hashlib.sha256(key.encode()).hexdigest()}
+
+
+def test_breaks_lists_where_the_prompts_of_a_file_part(capsys, tmp_path):
+    rest = "Answer what is asked, and nothing else. " * 20
+    file = tmp_path / "requests.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"It is 10:0{at}. {rest}"}) + "\n" for at in range(6)))
+    assert cli.main(["breaks", str(file)]) == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("6 prompts; 1 break:")
+    assert "timestamp at prompt, character 6: 5 requests" in out
+    assert "Answer what" not in out
+    assert cli.main(["breaks", "--windows", "--json", str(file)]) == 0
+    (found,) = json.loads(capsys.readouterr()[0])["breaks"]
+    assert (found["kind"], found["requests"], found["window"]) == ("timestamp", 5, "It is <timestamp>.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "takes a file"),
+        (["a", "b"], "takes a file"),
+        (["--widows"], "takes a file"),
+        (["/no/such"], "read"),
+    ],
+)
+def test_breaks_needs_one_file_that_can_be_read(capsys, arguments, words):
+    assert cli.main(["breaks", *arguments]) == 2
+    assert words in capsys.readouterr()[1]
 
 
 @pytest.mark.parametrize(

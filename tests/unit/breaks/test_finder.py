@@ -65,7 +65,7 @@ def test_clean_traffic_raises_no_alarm():
         ("counter", [f"You have {at} messages left. {REST}" for at in range(5)]),
         ("user name", [f"The user is called {name}. {REST}" for name in ("ann", "bo", "cid", "dee")]),
         ("user name", [f"Greet Dr. {name} warmly. {REST}" for name in ("Ann Lee", "Bo", "Cid", "Dee")]),
-        ("user name", [f"{name} wrote to you. {REST}" for name in ("a@b.org", "b@c.org", "c@d.org")]),
+        ("user name", [f"{name}@b.org wrote to you. {REST}" for name in "abcde"]),
         ("value", [f"Answer in {tone} words. {REST}" for tone in ("plain", "kind", "clear", "warm")]),
         ("whitespace", [f"Be fast.{gap}{REST}" for gap in (" ", "  ", "\n", "\n\n")]),
         ("timestamp", [f"现在是 12:0{at}。请用中文回答所有问题。{REST}" for at in range(5)]),
