@@ -27,13 +27,13 @@ usage: warmroute [serve] [--NAME VALUE ...] [--config FILE] [--check-config | --
        warmroute --version | --help
 
   serve            the proxy (the command when none is named)
-  doctor           asks every replica and Redis of the settings, and says what is wrong and what fixes it; exit
-                   status 1 if anything loses hits
+  doctor           asks every replica and Redis of the settings, and says what is wrong and what fixes it;
+                   exit status 1 if anything loses hits
   top              the fleet and its hit rates, live in a terminal: of the proxy at --url, or of the one that
                    the settings name; --once prints one screen
   breaks FILE      where prompts of a file that are nearly alike part, and what that costs; each line is a
-                   request's body, or a line of an OpenAI batch. --windows shows the words around, masked; --json
-                   is for programs
+                   request's body, or a line of an OpenAI batch. --windows shows the words around, masked;
+                   --json is for programs
   policies         the policies with their parameters and defaults
   key NAME         make an API key: the line for api_keys_file on standard output, the key on standard error
   --config FILE    YAML file of settings (or WARMROUTE_CONFIG)
