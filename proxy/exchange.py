@@ -96,6 +96,8 @@ class Exchanges:
         self._usual = classes.index(settings.priority.default), settings.priority.default
         self.split: Callable[[RouteRequest], Router] | None = None
         """Whose router a request gets while there is a canary."""
+        self.sample: Callable[[bytes, int], None] | None = None
+        """Told the bodies of prompts that were understood, and how many tokens of each no cache had."""
         self._seen = Seen()
         self._ids = Random()
         self._body_limit = int(settings.limits.body_bytes)
@@ -177,6 +179,8 @@ class Exchanges:
         finally:
             if caller is not None and work is not None:
                 gate.leave(caller, record, work.charged, monotonic())
+                if self.sample is not None and work.keying is not None:
+                    self.sample(work.body, record.prompt_tokens - record.routed_tokens)
             record.e2e = monotonic() - record.started
             record.ended = time()
             self._ledger.add(record)
