@@ -201,6 +201,7 @@ def litellm_config(replicas: Sequence[str], model: str) -> Mapping[str, object]:
             "optional_pre_call_checks": ["prompt_caching"],
         },
         "litellm_settings": {"drop_params": False, "request_timeout": 600},
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},  # loopback only
     }
 
 
