@@ -19,6 +19,7 @@ COMMANDS = {
     "takeover": "the proxy that follows the replicas' events is killed: how long until another does",
     "warmup": "a proxy that starts against a large index in Redis: how long until it knows it",
     "agreement": "what proxies foretell against what running replicas report",
+    "scale": "what a large fleet asks of proxies and Redis, computed from what was measured",
     "chaos": "replicas killed and restarted under load, clients that leave: what is lost, what is left",
     "real": "round robin against prefix_cost on running real replicas",
 }
