@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.description import Description, FeedSpec
+from proxy.description import DEFAULT_BLOCK, Description, FeedSpec
 from proxy.spec import OFF, ReplicaSpec
 
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama_cpp"}
@@ -102,9 +102,15 @@ def read_props(body: bytes, description: Description) -> None:
         told = msgspec.json.decode(body)
     except msgspec.MsgspecError:
         return
-    slots = told.get("total_slots") if isinstance(told, Mapping) else None
-    if isinstance(slots, int) and slots > 0:
-        description.max_seqs = slots
+    if not isinstance(told, Mapping):
+        return
+    slots, settings = told.get("total_slots"), told.get("default_generation_settings")
+    if not isinstance(slots, int) or slots <= 0:
+        return
+    description.max_seqs = slots
+    room = settings.get("n_ctx") if isinstance(settings, Mapping) else None
+    if isinstance(room, int) and room > 0:  # tokens of one slot
+        description.cache_blocks = max(1, slots * room // (description.block_size or DEFAULT_BLOCK))
 
 
 def read_kv_event_sources(body: bytes) -> dict[int, FeedSpec]:

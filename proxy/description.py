@@ -39,6 +39,8 @@ class Load(NamedTuple):
 
 
 NOTHING = Load(0, 0, 0)
+DEFAULT_BLOCK = 16
+"""Tokens a block where the engine does not say: vLLM's default."""
 
 
 @dataclass(slots=True)

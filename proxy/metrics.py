@@ -236,7 +236,10 @@ class _FleetGauges(Collector):
             blocks.add_metric(name, self._index.blocks(replica.name))
             rate.add_metric(name, replica.view.prefill_rate)
             modes = {self._tokenizer_mode.get(model) for model in replica.description.models}
-            mode.add_metric([*name, "bytes" if "bytes" in modes else self._index.mode(replica.name)], 1)
+            how: str = (
+                "slots" if self._index.slots(replica.name) is not None else self._index.mode(replica.name)
+            )
+            mode.add_metric([*name, "bytes" if "bytes" in modes else how], 1)
         total = gauge("index_blocks", "Blocks in the index, each counted once per replica that holds it.")
         total.add_metric([], sum(self._index.blocks(name) for name in self._fleet.replicas))
         tokenizer = gauge("tokenizer_mode", "1 for how prompts of the model are tokenised.", "model", "mode")

@@ -4,6 +4,7 @@ from __future__ import annotations  # array[int] is no class before Python 3.12
 
 from array import array
 
+from proxy.description import DEFAULT_BLOCK
 from proxy.engine_tokens import EngineTokens
 from proxy.prompt.keyer import Keyer
 from proxy.prompt.keying import Keying
@@ -13,8 +14,6 @@ from proxy.sse import Tap
 
 BYTES_PER_TOKEN = 4
 """Of a block of text, for each token of the engine's block."""
-DEFAULT_BLOCK = 16
-"""Tokens a block where the engine does not say: vLLM's default."""
 MISMATCHES = 5
 """Replies in a row whose prompt tokens differ from ours before the tokenizer is given up."""
 INLINE_ANSWER = 32768

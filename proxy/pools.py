@@ -14,13 +14,14 @@ from time import monotonic
 from typing import Any
 
 from proxy.config import Settings
+from proxy.description import DEFAULT_BLOCK
 from proxy.engine_tokens import EngineTokens
 from proxy.errors import BadRequest, ModelNotFound, NoReplica
 from proxy.fleet import Fleet
 from proxy.index.truth import TrueIndex
 from proxy.logs import logger
 from proxy.metrics import Metrics
-from proxy.model_pool import DEFAULT_BLOCK, MISMATCHES, ModelPool
+from proxy.model_pool import MISMATCHES, ModelPool
 from proxy.prompt import tokenizer as tokenizers
 from proxy.prompt.keyer import Keyer
 from proxy.prompt.template import Template
@@ -95,8 +96,7 @@ class Pools:
         """A replica has said what it serves: make its models ready to be keyed."""
         replica = self._fleet.replicas[name]
         description = replica.description
-        if description.cache_blocks is not None:
-            self._index.resize(name, description.cache_blocks)
+        self._size(replica)
         for model, parent in description.models.items():
             if parent is None or parent not in description.models:
                 self._ensure(model, replica)
@@ -122,8 +122,16 @@ class Pools:
         """A replica's cache is empty."""
         self._index.forget(name)
         replica = self._fleet.replicas.get(name)
-        if replica is not None and replica.description.cache_blocks is not None:
-            self._index.resize(name, replica.description.cache_blocks)
+        if replica is not None:
+            self._size(replica)
+
+    def _size(self, replica: Replica) -> None:
+        """Tell the index how much a replica's cache takes, and in which way."""
+        description = replica.description
+        if description.cache_blocks is not None:
+            self._index.resize(replica.name, description.cache_blocks)
+        slots = description.max_seqs if description.engine == "llama_cpp" else None
+        self._index.keep_slots(replica.name, slots)
 
     def give_up_tokenizer(self, pool: ModelPool) -> None:
         """Replies have shown that our tokens are not the engine's."""
@@ -143,9 +151,11 @@ class Pools:
         }
 
     def index_mode(self, replica: Replica) -> str:
-        """`events`, `stale` or `learned`, or `bytes` where prompts are not tokenised."""
+        """`events`, `stale`, `slots` or `learned`, or `bytes` where prompts are not tokenised."""
         modes = {self._targets[m].pool.mode for m in replica.description.models if m in self._targets}
-        return "bytes" if "bytes" in modes else self._index.mode(replica.name)
+        if "bytes" in modes:
+            return "bytes"
+        return self._index.mode(replica.name) if self._index.slots(replica.name) is None else "slots"
 
     def pool_of(self, replica: str) -> ModelPool | None:
         """How the prompts of a replica's base model are keyed; None while it is not known."""

@@ -20,7 +20,7 @@ from __future__ import annotations  # array[int] is no class before Python 3.12
 
 from array import array
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +43,11 @@ class Placement:
     """(depth, tick) pairs, rising in depth: blocks up to that depth had last been used at that tick."""
     dropped: bool
     """True if the first block not believed held had been held, and fell to the index's own capacity."""
+    ends: ClassVar[bool] = False
+    """Whether `over` is to be called when the request is over, however it ends."""
+
+    def over(self) -> None:
+        """The request is over."""
 
 
 class PrefixIndex(Protocol):

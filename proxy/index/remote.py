@@ -39,6 +39,8 @@ class Remote:
         """Another proxy placed this prompt, under a number of its own. `keys` must not change any more."""
         placement = self._index.predict(replica, keys)
         self._index.expire(placement, QUEUED_S)
+        if placement.ends:  # nobody tells when: what others have in slots may be waited for
+            placement.over()
         receipts = self._origins.pop(origin, {})
         receipts.pop(number, None)
         receipts[number] = placement

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from proxy.index.base import Placement
 from proxy.index.overlay import Prediction
+from proxy.index.slots import SlotPlacement
 from proxy.index.truth import TrueIndex
 
 
@@ -71,4 +72,4 @@ class ToldIndex:
 
 def _number(placement: Placement) -> int:
     """What a placement is called towards others: the two kinds count their ticks apart."""
-    return 2 * placement.tick + isinstance(placement, Prediction)
+    return 2 * placement.tick + isinstance(placement, Prediction | SlotPlacement)

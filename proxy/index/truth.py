@@ -10,6 +10,8 @@ for a replica is its mode:
 - *stale*: its feed is not whole: just found and not read yet, a gap, silence. Whichever is greater: what is
   confirmed, or a capped share of what is learned. Requests are learned from again.
 
+A server that keeps one prompt a slot is *learned* in its own way, by `Slots`, and in no other.
+
 Between modes no claim is kept that nobody will take back, and not everything is lost: on leaving *events* the
 latest prompts placed, as far as they are confirmed, are handed to the learned index, whose capacity and
 corrections apply from then on. Only prompts can be handed over: a set of blocks does not tell their order.
@@ -31,6 +33,7 @@ from proxy.index.base import Placement
 from proxy.index.confirmed import Confirmed
 from proxy.index.memory import MemoryIndex
 from proxy.index.overlay import Overlay, Prediction
+from proxy.index.slots import SlotPlacement, Slots
 
 Mode = Literal["learned", "events", "stale"]
 
@@ -79,6 +82,7 @@ class TrueIndex:
         self._overlay = Overlay()
         self._feeds: dict[str, _Feed] = {}
         """Every replica that is not in *learned*."""
+        self._slots: dict[str, Slots] = {}
         self._ticks = 0
 
     # What routing asks
@@ -86,8 +90,21 @@ class TrueIndex:
     def match(self, keys: array[int]) -> dict[str, int]:
         """See `PrefixIndex.match`."""
         feeds, learned = self._feeds, self._learned
+        if self._slots:
+            return self._match_slots(keys)
         if not feeds:
             return learned.match(keys)
+        return self._match_feeds(keys)
+
+    def _match_slots(self, keys: array[int]) -> dict[str, int]:
+        held = self._match_feeds(keys) if self._feeds else self._learned.match(keys)
+        for name, slots in self._slots.items():
+            if depth := slots.depth(keys):
+                held[name] = depth
+        return held
+
+    def _match_feeds(self, keys: array[int]) -> dict[str, int]:
+        feeds, learned = self._feeds, self._learned
         held = self._confirmed.match(keys).copy()
         if learned.size():
             for name, depth in learned.match(keys).items():
@@ -103,6 +120,8 @@ class TrueIndex:
         """See `PrefixIndex.predict`. In *events*, blocks of an answer have their time from now on."""
         feed = self._feeds.get(replica)
         if feed is None or feed.mode != "events":
+            if self._slots and (slots := self._slots.get(replica)) is not None:
+                return self._seat(slots, replica, keys, after)
             return self._learned.predict(replica, keys, after=after)
         if after is not None and not self._learned.bears(after):
             return after
@@ -123,6 +142,9 @@ class TrueIndex:
 
     def first_token(self, placement: Placement, expected: float = 0.0) -> None:
         """See `PrefixIndex.first_token`: only now, for a queue may be long, a prediction's time begins."""
+        if isinstance(placement, SlotPlacement):
+            placement.slots.first_token(placement)
+            return
         self.expire(placement, min(max(2 * expected + 2, LEAST_S), MOST_S))
 
     def expire(self, placement: Placement, seconds: float) -> None:
@@ -137,6 +159,9 @@ class TrueIndex:
         """
         if isinstance(placement, Prediction):
             return
+        if isinstance(placement, SlotPlacement):
+            placement.slots.confirm(placement, reported)
+            return
         self._learned.confirm(placement, predicted, reported)
         feed = self._feeds.get(placement.replica)
         if feed is not None and feed.mode == "stale" and predicted:
@@ -149,6 +174,8 @@ class TrueIndex:
         """See `PrefixIndex.retract`."""
         if isinstance(placement, Prediction):
             self._overlay.drop(placement)
+        elif isinstance(placement, SlotPlacement):
+            placement.slots.retract(placement)
         else:
             self._learned.retract(placement)
 
@@ -157,6 +184,7 @@ class TrueIndex:
         if self._feeds.pop(replica, None) is not None:
             self._confirmed.forget(replica)
             self._overlay.forget(replica)
+        self._slots.pop(replica, None)
         self._learned.forget(replica)
 
     def resize(self, replica: str, blocks: int) -> None:
@@ -167,7 +195,8 @@ class TrueIndex:
         """See `PrefixIndex.blocks`. In *stale*, the greater of confirmed and learned."""
         feed = self._feeds.get(replica)
         if feed is None:
-            return self._learned.blocks(replica)
+            slots = self._slots.get(replica)
+            return self._learned.blocks(replica) if slots is None else slots.blocks
         holds = self._confirmed.holds
         pending = sum(not holds(replica, key) for key in self._overlay.pending(replica))
         return max(self._confirmed.blocks(replica) + pending, self._learned.blocks(replica))
@@ -180,7 +209,29 @@ class TrueIndex:
         """Distinct blocks learned, and distinct blocks confirmed or pending; with what is not swept yet."""
         pending = {key for name in self._feeds for key in self._overlay.pending(name)}
         unconfirmed = sum(key not in self._confirmed for key in pending)
-        return self._learned.size() + self._confirmed.size() + unconfirmed
+        kept = sum(slots.blocks for slots in self._slots.values())
+        return self._learned.size() + self._confirmed.size() + unconfirmed + kept
+
+    def keep_slots(self, replica: str, count: int | None) -> None:
+        """This replica keeps one prompt in each of `count` slots; None if it does not work that way."""
+        slots = self._slots.get(replica)
+        if count is None:
+            self._slots.pop(replica, None)
+        elif slots is None or len(slots) != count:
+            self._learned.clear(replica)
+            self._slots[replica] = Slots(count)
+
+    def slots(self, replica: str) -> Slots | None:
+        """The slots of a replica that keeps one prompt in each."""
+        return self._slots.get(replica)
+
+    def _seat(self, slots: Slots, replica: str, keys: array[int], after: Placement | None) -> Placement:
+        if after is not None:
+            if isinstance(after, SlotPlacement):
+                after.slots.extend(after, keys)
+            return after
+        self._ticks += 1
+        return slots.place(replica, keys, self._ticks)
 
     # What the feeds say
 
