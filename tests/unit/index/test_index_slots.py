@@ -1,4 +1,4 @@
-"""A llama.cpp server's slots: what it was seen to do (build 10434, 600-token prompts), in blocks of one token."""
+"""A llama.cpp server's slots: what build 10434 was seen to do with 600-token prompts, in blocks of a token."""
 
 from __future__ import annotations  # array[int] is no class before Python 3.12
 
