@@ -88,8 +88,8 @@ def _second(frame: Frame, over: Frame, span: float | None) -> Text:
     line.append(" of prompt tokens cached", QUIET)
     line.append(f" (predicted {predicted})  " if told else " (predicted)  ", QUIET)
     requests = total(over["requests"], "count")
-    line.append(f"{count(requests)}" if span is None else f"{requests / max(span, 1e-9):.1f}/s", "bold")
-    line.append(" requests  ", QUIET)
+    line.append(count(requests) if span is None else f"{requests / max(span, 1e-9):.1f}", "bold")
+    line.append(" requests  " if span is None else " requests/s  ", QUIET)
     line.append(count(total(frame["replicas"], "in_flight")), "bold")
     line.append(" in flight", QUIET)
     return line

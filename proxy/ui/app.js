@@ -40,6 +40,8 @@ function render() {
   const view = { frame, history, over: history.over(span) };
   for (const section of live) section.show(view);
   say(at("policy"), frame.policy);
+  const { span: seen } = view.over;
+  say(at("seen"), seen !== null && seen < span - 2 ? `${Math.round(seen)} s of it seen` : "");
   notices(frame);
 }
 
