@@ -65,21 +65,18 @@ class PrefixCost:
         tokens, matched = request.tokens, request.matched
         if len(replicas) > self.compare:
             replicas = shortlist(replicas, matched, request.affinity, self.compare, rng)
-        best, rates, alpha = 0, 0.0, self.alpha
-        for replica in replicas:
-            rates += replica.prefill_rate
-            if matched and (held := matched.get(replica.name, 0)) > best:
-                best = held
-        if matched and 2 * best < tokens:
+        alpha, get = self.alpha, matched.get
+        helds = [get(replica.name, 0) for replica in replicas]
+        best = max(helds)
+        if 2 * best < tokens:
             alpha *= max(0.0, 4 * best / tokens - 1)
-        fleet_rate = rates / len(replicas)
+        fleet_rate = sum([replica.prefill_rate for replica in replicas]) / len(replicas)
         alpha /= fleet_rate
         balance, per_decode = self.balance / fleet_rate, 1.0 / self.decode_share
         urgency = request.urgency
         costs = []
         pressures: list[float] = []
-        for replica in replicas:
-            held = matched.get(replica.name, 0)
+        for replica, held in zip(replicas, helds, strict=True):
             work: float = replica.queued_tokens
             if held < tokens:
                 work += (tokens - held) * (1.0 + replica.running * per_decode)

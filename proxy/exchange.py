@@ -129,14 +129,15 @@ class Exchanges:
         Whatever happens is turned into an answer, and told once it has ended.
         """
         gate = self._gate
-        peer = gate.peer(request.client.transport)
-        lines, noted = request.fields.forwarded(self._drop, trusted=gate.trusts(peer))
+        peer = None if gate.is_open else gate.peer(request.client.transport)
+        lines, noted = request.fields.forwarded(self._drop, trusted=peer is not None and gate.trusts(peer))
         record = self._record(noted, endpoint)
         caller: Caller | None = None
         work: Work | None = None
         try:
-            caller = gate.enter(peer, noted, record.started)
-            rank, record.priority = self._rank(noted, caller)
+            caller = gate.anybody if gate.is_open else gate.enter(peer, noted, record.started)
+            asked = noted.get(b"x-warmroute-priority")
+            rank, record.priority = self._rank(asked, caller)
             body = request.body
             if body is None or len(body) > self._body_limit:
                 body = await bodies.whole(request, self._body_limit, self._request_seconds)
@@ -199,11 +200,11 @@ class Exchanges:
             record.traceparent = traceparent.make(made, self._sampled)
         return record
 
-    def _rank(self, noted: dict[bytes, bytes], caller: Caller) -> tuple[int, str]:
+    def _rank(self, named: bytes | None, caller: Caller) -> tuple[int, str]:
         """The class that a request asks for, or the usual one, and no higher than its key allows."""
-        named = noted.get(b"x-warmroute-priority")
         asked = self._usual if named is None else self._ranks.get(named.strip().lower(), self._usual)
-        return max(asked, self._most[caller.most])
+        most = self._most[caller.most]
+        return max(asked, most)
 
     def _refuse(self, request: Request, error: ProxyError, record: Record) -> web.StreamResponse:
         response = answer(error)

@@ -41,7 +41,10 @@ class Gate:
         self._proxies = TrustedProxies(settings.trusted_proxies)
         limited = limits.requests_per_minute is not None or limits.tokens_per_minute is not None
         self._looks = bool(settings.trusted_proxies) or (limited and not self.callers.keyed)
-        self._anybody = Caller("", most=priority.classes[0])
+        self.anybody = Caller("", most=priority.classes[0])
+        """Who everybody is where `is_open`."""
+        self.is_open = not self.callers.keyed and not self._looks
+        """Whether nothing depends on who calls."""
 
     def peer(self, transport: asyncio.Transport | None) -> str | None:
         """The address that a request came from; None also where nothing depends on it."""
@@ -64,7 +67,7 @@ class Gate:
         elif self._looks:
             caller = self.callers.identify(noted, self._proxies.caller(peer, noted.get(b"x-forwarded-for")))
         else:
-            return self._anybody
+            return self.anybody
         self.rates.request(caller, now)
         return caller
 

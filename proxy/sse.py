@@ -59,7 +59,16 @@ class _Meta(msgspec.Struct):
     completion_tokens: int | None = None
 
 
+class _Timings(msgspec.Struct):
+    """What llama.cpp tells of each answer, also where nobody asked for usage."""
+
+    cache_n: int
+    prompt_n: int
+    predicted_n: int | None = None
+
+
 _NULL = msgspec.Raw(b"null")
+_ABSENT = _NULL, _NULL, _NULL
 
 
 class _Text(msgspec.Struct):
@@ -71,9 +80,8 @@ class _Text(msgspec.Struct):
     @property
     def plain(self) -> bool:
         """Whether `content` is all that was generated."""
-        return all(
-            bytes(part) in _NOTHING for part in (self.tool_calls, self.reasoning, self.reasoning_content)
-        )
+        others = self.tool_calls, self.reasoning, self.reasoning_content
+        return others == _ABSENT or all(bytes(part) in _NOTHING for part in others)
 
 
 class _Choice(msgspec.Struct):
@@ -93,6 +101,7 @@ class _Event(msgspec.Struct):
     response: _Nested | None = None
     message: _Nested | None = None
     meta_info: _Meta | None = None
+    timings: _Timings | None = None
     error: msgspec.Raw = _NULL
 
 
@@ -201,6 +210,8 @@ class Tap:
         if event.choices:
             self.events += 1
             self._keep_text(event.choices)
+        if (timings := event.timings) is not None:  # the last ones are those of the whole answer
+            self.usage = Usage(timings.prompt_n + timings.cache_n, timings.cache_n, timings.predicted_n)
         for usage in _usages(event):
             self._note(usage)
         if event.meta_info is not None:

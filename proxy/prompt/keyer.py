@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.prompt import canonical
 from proxy.prompt.blocks import seed
-from proxy.prompt.cuts import WHOLE, Chunk
+from proxy.prompt.cuts import NO_CHUNKS, WHOLE, Chunk
 from proxy.prompt.keying import Keying, Plan
 from proxy.prompt.media import Media
 from proxy.prompt.parse import Parsed
@@ -108,7 +108,8 @@ class Keyer:
             return None
         if plan is None or plan.estimate is not None:
             return None
-        return array("I", plan.root.tail + b"".join(map(plan.encode, plan.chunks)) + plan.suffix)
+        known = b"".join(map(plan.encode, plan.chunks)) if plan.whole is None else plan.whole
+        return array("I", plan.root.tail + known + plan.suffix)
 
     def _plan(self, parsed: Parsed, prompt: Prompt) -> "Plan":
         if isinstance(prompt, TokenIds):
@@ -181,16 +182,22 @@ class Keyer:
         root = self._root(parsed, kind)
         if tokens is not None and self._tokenizer is not None:
             follow = self._tokenizer.encode
+        is_short = len(given) < SLICE
         return Plan(
             root=root,
-            chunks=WHOLE.chunks([given[at : at + SLICE] for at in range(0, len(given), SLICE)]),
+            chunks=NO_CHUNKS if is_short else WHOLE.chunks(_slices(given)),
             keep_from=SLICE,
+            whole=given if is_short else None,
             encode=_as_it_is,
             characters=len(given),
             affinity=_affinity([given], root.last),
             follow=follow,
             estimate=round(len(given) * self.ratio) if tokens is None else None,
         )
+
+
+def _slices(given: bytes) -> list[Chunk]:
+    return [given[at : at + SLICE] for at in range(0, len(given), SLICE)]
 
 
 def _as_it_is(chunk: Chunk) -> bytes:

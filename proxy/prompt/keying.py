@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from proxy.prompt.blocks import TOKEN_BYTES, chain
 from proxy.prompt.cuts import NO_CHUNKS, Chunk, Chunks
 from proxy.prompt.segments import Node, Trie
 
@@ -24,6 +25,8 @@ class Plan:
     suffix: bytes = b""
     keep_from: int = 0
     """Chunks shorter than this end a prompt; nobody will ask for them again."""
+    whole: bytes | None = None
+    """All of the prompt in place of chunks, where it is too short for any of it to be kept."""
     follow: Callable[[str], bytes] | None = None
     """What an answer adds after the prompt; None where that is not known."""
     estimate: int | None = None
@@ -42,6 +45,7 @@ class Keying:
         "_node",
         "_path",
         "_plan",
+        "_tail",
         "_trie",
         "_waiting",
         "affinity",
@@ -70,6 +74,9 @@ class Keying:
         self._plan = plan
         self._path: list[Node] = []
         self._waiting: Chunk | None = None
+        self._node: Node
+        self._tail = b""
+        """The tokens after the last full block of a prompt that has no `_node`, since it came whole."""
         if plan is not None:
             self._start(plan)
 
@@ -86,13 +93,12 @@ class Keying:
     def _start(self, plan: Plan) -> None:
         self.characters = plan.characters
         self.affinity = plan.affinity
-        if plan.characters < plan.keep_from:  # shorter than what is kept: there is nothing to look for
-            chunk = plan.chunks.take()
-            tokens = b"" if chunk is None else plan.encode(chunk)
-            self._node = self._trie.after(plan.root, tokens, characters=plan.characters)
-            self.keys = self._node.keys
-            self.tokens = self._node.tokens if plan.estimate is None else plan.estimate
-            self._finish(plan)
+        if plan.whole is not None:
+            root = plan.root
+            self.keys, self._tail = chain(root.tail + plan.whole, self._trie.block_size, root.last)
+            exactly = root.tokens + len(plan.whole) // TOKEN_BYTES
+            self.tokens = exactly if plan.estimate is None else plan.estimate
+            plan.whole = b""  # see _finish
             return
         self._waiting = self._trie.walk(plan.root, plan.chunks, self._path)
         node = self._path[-1] if self._path else plan.root
@@ -154,7 +160,12 @@ class Keying:
         plan = self._plan
         if plan is None or plan.follow is None or not self.done or not text:
             return self.keys
+        if plan.whole is None:
+            node = self._node
+        else:
+            last = self.keys[-1] if self.keys else plan.root.last
+            node = Node(b"", 0, self.keys, last, self._tail, self.tokens, self.characters)
         try:
-            return self.keys + self._trie.after(self._node, plan.follow(text)).keys
+            return self.keys + self._trie.after(node, plan.follow(text)).keys
         except UnicodeEncodeError:
             return self.keys
