@@ -1,8 +1,8 @@
 """`python -m bench scale`: what a large fleet asks of proxies and Redis, computed from what was measured.
 
 Arithmetic, no measurement: every cost is read from `bench/results`, and named with its file. A fleet is
-divided into *cells*: replicas, proxies and one pool in Redis that know of each other and of nobody else. What a
-request costs is paid once, wherever it goes; what every proxy hears of its cell grows with the cell.
+divided into *cells*: replicas, proxies and one pool in Redis that know of each other and of nobody else. What
+a request costs is paid once, wherever it goes; what every proxy hears of its cell grows with the cell.
 """
 
 import argparse
@@ -142,8 +142,9 @@ def page(load: Load, costs: Costs, sizes: Sequence[int]) -> str:
     work = costs.request + costs.token * load.prompt
     chunks = load.requests * load.output
     traffic = (
-        f"{load.replicas:,} replicas, {load.requests:,.0f} requests a second of {load.prompt:,} + {load.output} "
-        f"tokens, {load.hits:.0%} of prompt tokens from cache, blocks of {load.block}, {load.blocks:,} a replica."
+        f"{load.replicas:,} replicas, {load.requests:,.0f} requests a second of {load.prompt:,} + "
+        f"{load.output} tokens, {load.hits:.0%} of prompt tokens from cache, blocks of {load.block}, "
+        f"{load.blocks:,} a replica."
     )
     whole = {
         "prompt tokens": f"{load.requests * load.prompt / 1e6:,.0f} M",
