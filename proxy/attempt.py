@@ -52,7 +52,8 @@ LAST_BREATH = 0.05
 BACKPRESSURE = frozenset((429, 503))
 NOT_ITS_FAULT = frozenset((501, 503, 505))
 """Statuses of 500 and above that say nothing bad of the replica."""
-USAGE_ENGINES = frozenset(("vllm", "sglang", "llama_cpp"))
+USAGE_ENGINES = frozenset(("vllm", "sglang"))
+"""Those that tell of a stream's cached tokens only if they are asked to; llama.cpp tells in every answer."""
 
 
 @dataclass(slots=True)

@@ -68,7 +68,6 @@ class _Timings(msgspec.Struct):
 
 
 _NULL = msgspec.Raw(b"null")
-_ABSENT = _NULL, _NULL, _NULL
 
 
 class _Text(msgspec.Struct):
@@ -80,8 +79,9 @@ class _Text(msgspec.Struct):
     @property
     def plain(self) -> bool:
         """Whether `content` is all that was generated."""
-        others = self.tool_calls, self.reasoning, self.reasoning_content
-        return others == _ABSENT or all(bytes(part) in _NOTHING for part in others)
+        return all(
+            bytes(part) in _NOTHING for part in (self.tool_calls, self.reasoning, self.reasoning_content)
+        )
 
 
 class _Choice(msgspec.Struct):

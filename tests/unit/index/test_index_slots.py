@@ -1,4 +1,4 @@
-"""A llama.cpp server's slots: what build 10434 was seen to do with 600-token prompts, in blocks of a token."""
+"""A llama.cpp server's slots: what build 10434 was seen to do with 600-token prompts, a token a block."""
 
 from __future__ import annotations  # array[int] is no class before Python 3.12
 
