@@ -68,6 +68,7 @@ class _Timings(msgspec.Struct):
 
 
 _NULL = msgspec.Raw(b"null")
+_ABSENT = _NULL, _NULL, _NULL
 
 
 class _Text(msgspec.Struct):
@@ -79,9 +80,8 @@ class _Text(msgspec.Struct):
     @property
     def plain(self) -> bool:
         """Whether `content` is all that was generated."""
-        return all(
-            bytes(part) in _NOTHING for part in (self.tool_calls, self.reasoning, self.reasoning_content)
-        )
+        others = self.tool_calls, self.reasoning, self.reasoning_content
+        return others == _ABSENT or all(bytes(part) in _NOTHING for part in others)
 
 
 class _Choice(msgspec.Struct):
