@@ -243,7 +243,7 @@ class Proxy:
         prefixes = Prefixes(self._hot, settings.secret.get_secret_value().encode())
         prefixes.serve(admin)
         self.metrics.register(prefixes)
-        recent = Recent(by_policy)
+        recent = Recent(lambda: self._insights.trials.routers)
         self.ledger.readers.append(recent.read)
         dry_run = DryRun(
             settings, self._insights.trials.router, self.index, self.pools, reader, self.gate, admission

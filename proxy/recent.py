@@ -9,7 +9,7 @@ take 0.5 KiB a replica more. Holds no keys and nothing of a prompt, an answer or
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -38,7 +38,9 @@ class _Kept(NamedTuple):
 class Recent:
     """The latest requests, the newest last."""
 
-    def __init__(self, *routers: Router, kept: int = KEPT, in_full: int = IN_FULL) -> None:
+    def __init__(
+        self, routers: Callable[[], Iterable[Router]], *, kept: int = KEPT, in_full: int = IN_FULL
+    ) -> None:
         """`routers` are asked for the terms of some of their decisions."""
         self._routers = routers
         self._kept: deque[_Kept] = deque(maxlen=kept)
@@ -46,7 +48,7 @@ class Recent:
 
     def read(self, records: Sequence[Record]) -> None:
         """Take in requests that have ended."""
-        for router in self._routers:
+        for router in self._routers():
             router.to_explain = self._in_full
         self._kept.extend(map(_kept, records))
 

@@ -126,6 +126,11 @@ class Trials(Collector):
         """Whose the request would be."""
         return self._main if self.current is None else self.current.router(request)
 
+    @property
+    def routers(self) -> tuple[Router, ...]:
+        """Who routes by a policy now: the main one, and the canary's while there is one."""
+        return (self._main,) if self.current is None else (self._main, self.current.other)
+
     def step(self) -> None:
         """Judge, and tell of what has changed."""
         trial = self.current

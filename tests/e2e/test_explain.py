@@ -239,3 +239,16 @@ async def test_a_body_in_a_coding_is_looked_through(proxy):
     answer = told(await ask(proxy, "POST", "/admin/route", body, ("Content-Encoding", "gzip")))
     assert answer["prompt"]["blocks"] > 0
     assert (await ask(proxy, "POST", "/admin/route", b"x", ("Content-Encoding", "br"))).status == 400
+
+
+async def test_both_sides_of_a_canary_are_explained(upstreams, proxy_factory):
+    canary = {"policy": "prefix_affinity", "baseline_seconds": 0}
+    proxy = await proxy_factory(*await upstreams(2), admin_token=TOKEN, canary=canary)
+    assert (await ask(proxy, "POST", "/admin/canary", {"percent": 100})).status == 200
+    told(await ask(proxy, "GET", "/admin/requests"))  # after which decisions are noted in full
+    name = (await chat(proxy)).one("x-request-id").decode()
+    found = told(await ask(proxy, "GET", f"/admin/requests/{name}"))
+    assert (found["arm"], found["policy"], found["unit"]) == ("canary", "prefix_affinity", "points")
+    assert found["replicas"][0]["terms"].keys() == {"prefix", "queue", "space"}
+    answer = await dry(proxy)
+    assert (answer["arm"], answer["policy"], answer["unit"]) == ("canary", "prefix_affinity", "points")

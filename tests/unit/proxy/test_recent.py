@@ -47,7 +47,7 @@ def told(router: Router, kept: Recent, **request: object) -> dict:
 
 def test_every_decision_is_in_full_until_there_are_too_many_of_them():
     route, kept = router(), None
-    kept = Recent(route, in_full=2)
+    kept = Recent(lambda: [route], in_full=2)
     kept.read([])
     kept.read([ended(route, str(i), tokens=100) for i in range(4)])
     full = ["terms" in kept.find(str(i))["replicas"][0] for i in range(4)]
@@ -60,7 +60,7 @@ def test_a_spill_is_explained_by_what_weighs_most():
     tokens = len(prompt) * 16 + 5
     route.index.predict("r001", prompt)
     route.fleet.replicas["r001"].view.queued_tokens = 50_000
-    found = told(route, Recent(route), keys=prompt, tokens=tokens)
+    found = told(route, Recent(lambda: [route]), keys=prompt, tokens=tokens)
     assert found["decision"] == "spill"
     assert found["warmest"] == {"replica": "r001", "matched_tokens": len(prompt) * 16}
     assert found["why_not_the_warmest"].endswith("more for the prefill queue there.")
@@ -75,7 +75,7 @@ def test_a_warmest_that_had_no_room_is_said_not_to_have_been_compared():
     route.fleet.limit(1)
     route.index.predict("r001", prompt)
     route.fleet.reserve("r001", 0, 1, stream=True)
-    found = told(route, Recent(route), keys=prompt, tokens=len(prompt) * 16 + 5)
+    found = told(route, Recent(lambda: [route]), keys=prompt, tokens=len(prompt) * 16 + 5)
     assert found["replica"] != "r001"
     assert "could not be chosen" in found["why_not_the_warmest"]
 
@@ -83,7 +83,7 @@ def test_a_warmest_that_had_no_room_is_said_not_to_have_been_compared():
 def test_a_policy_without_scores_says_that_it_does_not_compare():
     route, prompt = router(policy="round_robin"), keys(keyer(), CHAT)
     route.index.predict("r002", prompt)
-    found = told(route, Recent(route), keys=prompt, tokens=len(prompt) * 16 + 5)
+    found = told(route, Recent(lambda: [route]), keys=prompt, tokens=len(prompt) * 16 + 5)
     assert found["why_not_the_warmest"].endswith("round_robin does not compare what is cached.")
     assert found["runner_up"] is None
     assert found["unit"] == "points"
@@ -92,14 +92,14 @@ def test_a_policy_without_scores_says_that_it_does_not_compare():
 
 def test_points_are_told_as_points():
     route = router(policy="prefix_affinity")
-    found = told(route, Recent(route), tokens=1000)
+    found = told(route, Recent(lambda: [route]), tokens=1000)
     assert found["unit"] == "points"
     assert found["replicas"][0]["terms"].keys() == {"prefix", "queue", "space"}
 
 
 def test_the_latest_are_kept_and_the_oldest_go():
     route = router()
-    kept = Recent(route, kept=10)
+    kept = Recent(lambda: [route], kept=10)
     kept.read([ended(route, str(i), tokens=10) for i in range(25)])
     assert [each["id"] for each in kept.latest(100)] == [str(i) for i in range(24, 14, -1)]
     assert [each["id"] for each in kept.latest(2)] == ["24", "23"]
@@ -110,7 +110,7 @@ def test_the_latest_are_kept_and_the_oldest_go():
 
 def test_of_two_requests_of_one_name_the_newer_is_told():
     route = router()
-    kept = Recent(route)
+    kept = Recent(lambda: [route])
     kept.read([ended(route, tokens=10), ended(route, tokens=20)])
     assert kept.find("x")["replicas"][0]["uncached_tokens"] == 20
 
@@ -121,7 +121,7 @@ def test_of_a_large_fleet_the_best_and_the_warmest_are_kept():
         route.index.predict(f"r{i:03}", prompt[: 1 + i % 7])
     route.index.predict("r250", prompt)
     route.fleet.replicas["r250"].view.queued_tokens = 10**6
-    kept = Recent(route)
+    kept = Recent(lambda: [route])
     found = told(route, kept, keys=prompt, tokens=len(prompt) * 16 + 5)
     assert found["warmest"]["replica"] == "r250"
     assert len(found["replicas"]) == recent.REPLICAS
@@ -134,7 +134,7 @@ def test_what_is_kept_is_as_large_as_stated(count):
     route, prompt = router(count), keys(keyer(), CHAT)
     for replica in route.fleet.replicas:
         route.index.predict(replica, prompt)
-    kept = Recent(route, kept=256)
+    kept = Recent(lambda: [route], kept=256)
     records = [ended(route, f"{i:032x}", keys=prompt, tokens=len(prompt) * 16 + i) for i in range(64)]
     kept.read(records)
     for record in records:
@@ -160,7 +160,7 @@ def test_what_is_kept_is_as_large_as_stated(count):
 
 def test_nothing_of_a_session_or_a_prompt_is_told():
     route, prompt = router(policy="consistent_hash"), keys(keyer(), CHAT)
-    kept = Recent(route)
+    kept = Recent(lambda: [route])
     found = told(route, kept, keys=prompt, tokens=500, session="5e551017", affinity=123456789)
     assert found["decision"] == "session"
     assert "is its owner" in found["why"]
@@ -170,6 +170,6 @@ def test_nothing_of_a_session_or_a_prompt_is_told():
 
 
 def test_a_decision_without_a_choice_is_told_as_it_is():
-    kept = Recent(router())
+    kept = Recent(list)
     kept.read([Record("x", "/v1/models", 0.0, outcome="rejected", reason="model_not_found")])
     assert kept.find("x")["why"] == "It was never sent to a replica: model_not_found."
