@@ -1,7 +1,8 @@
 """Asks an engine how it tokenises: to check our own tokenizer at the start, or in its place.
 
 Never raises and never waits longer than its budget: no answer means that a prompt is routed by load. A
-refusal (a missing key, an engine without /tokenize) is a reason in a counter, not a silence.
+refusal (a missing key, an engine without /tokenize) is a reason in a counter, not a silence. llama.cpp's
+/tokenize takes text alone, so a chat is rendered by its /apply-template before.
 """
 
 from __future__ import annotations  # array[int] is no class before Python 3.12
@@ -9,7 +10,7 @@ from __future__ import annotations  # array[int] is no class before Python 3.12
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -51,6 +52,13 @@ CHECKS: tuple[tuple[Endpoint, dict[str, Any]], ...] = (
 
 class _Tokens(msgspec.Struct):
     tokens: list[int]
+
+
+class _Rendered(msgspec.Struct):
+    prompt: str
+
+
+Shape = TypeVar("Shape", _Tokens, _Rendered)
 
 
 class EngineTokens:
@@ -105,22 +113,45 @@ class EngineTokens:
         return ""
 
     async def _ask(self, replica: Replica, question: bytes, seconds: float) -> array[int] | None:
+        if replica.description.engine == "llama_cpp":
+            content = await self._content(replica, question, seconds)
+            if content is None:
+                return None
+            question = msgspec.json.encode({"content": content, "add_special": True})
+        told = await self._post(replica, "/tokenize", question, seconds, _Tokens)
+        try:
+            return None if told is None else array("I", told.tokens)
+        except (OverflowError, TypeError):
+            self.trouble = f"/tokenize of replica {replica.name} gave no token ids"
+            return None
+
+    async def _content(self, replica: Replica, question: bytes, seconds: float) -> str | None:
+        """The text that llama.cpp's server would read for a prompt."""
+        fields = msgspec.json.decode(question)
+        if "prompt" in fields:
+            return str(fields["prompt"])
+        told = await self._post(replica, "/apply-template", question, seconds, _Rendered)
+        return None if told is None else told.prompt
+
+    async def _post(
+        self, replica: Replica, path: str, body: bytes, seconds: float, shape: type[Shape]
+    ) -> Shape | None:
         try:
             async with self._http.post(
-                f"{replica.url}/tokenize",
+                replica.url + path,
                 server_hostname=replica.server_name,
-                data=question,
+                data=body,
                 headers={"Content-Type": "application/json"},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
                 if response.status != 200:
-                    self.trouble = f"/tokenize of replica {replica.name} answered {response.status}"
+                    self.trouble = f"{path} of replica {replica.name} answered {response.status}"
                     return None
                 self.trouble = ""
-                return array("I", msgspec.json.decode(await response.read(), type=_Tokens).tokens)
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, OverflowError, TypeError) as error:
-            self.trouble = f"/tokenize of replica {replica.name} failed ({type(error).__name__})"
+                return msgspec.json.decode(await response.read(), type=shape)
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+            self.trouble = f"{path} of replica {replica.name} failed ({type(error).__name__})"
             return None
 
 
