@@ -39,7 +39,8 @@ async def tokenizer(
         )
         return
     if pool.engine_tokens is not None:
-        asked = await asker.post("/tokenize", {"model": pool.model, "prompt": "Once upon a time"})
+        name = "content" if replica.description.engine == "llama_cpp" else "prompt"
+        asked = await asker.post("/tokenize", {"model": pool.model, name: "Once upon a time"})
         if not asked.ok:
             found.loss("tokenizer", f"/tokenize: {asked.complaint}", f"{variable('tokenizer')}=auto")
         else:

@@ -218,3 +218,23 @@ async def test_a_replica_that_never_answers_holds_up_nobody(monkeypatch):
     async with server:
         told = await found(settings({"a": f"http://127.0.0.1:{port}"}, probes={"timeout": 0.2}))
     assert "did not answer" in told["a", "health"].what
+
+
+LLAMA: Mapping[str, Patch] = {
+    "/v1/models": replacing(rb'"owned_by":"vllm"', b'"owned_by":"llamacpp"'),
+    "/props": lambda *_: (200, b'{"total_slots": 4, "default_generation_settings": {"n_ctx": 8192}}'),
+    "/metrics": lambda *_: (200, b"llamacpp:requests_processing 0\nllamacpp:prompt_tokens_cached_total 0\n"),
+    "/kv_event_sources": gone,
+}
+
+
+async def test_a_llama_cpp_is_asked_for_what_it_has():
+    kinds = {"good": LLAMA, "mute": {**LLAMA, "/metrics": refuses(501, "start it with --metrics")}}
+    async with replicas() as (one,), with_faults(kinds, one.url) as urls:
+        told = await found(settings(urls, mute={"priority": "low_first"}))
+    good = {check: each for (about, check), each in told.items() if about == "good"}
+    assert {each.level for check, each in good.items() if check != "events"} == {Level.FINE}
+    assert good["events"].level is Level.NOTE
+    assert "priority" not in good
+    assert "--metrics" in told["mute", "metrics"].fix
+    assert told["mute", "priority"].level is Level.WARNING
