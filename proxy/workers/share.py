@@ -11,7 +11,7 @@ from proxy.config import Settings
 def share(settings: Settings, number: int) -> Settings:
     """The settings of worker `number`, from 0."""
     workers = settings.workers
-    priority, limits = settings.priority, settings.limits
+    priority, limits, breaks = settings.priority, settings.limits, settings.breaks
     queue = {name: -(-priority.queue.get(name, QUEUE) // workers) for name in priority.classes}
     record = settings.record
     if record is not None:
@@ -19,6 +19,7 @@ def share(settings: Settings, number: int) -> Settings:
     return settings.model_copy(
         update={
             "cache_mb": -(-settings.cache_mb // workers),
+            "breaks": breaks.model_copy(update={"per_second": breaks.per_second / workers}),
             "record": record,
             "record_mb": -(-settings.record_mb // workers),
             "priority": priority.model_copy(update={"queue": queue}),

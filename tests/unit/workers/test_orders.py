@@ -84,10 +84,11 @@ def test_what_is_for_all_together_is_divided():
         record=Path("/tmp/trace.jsonl"),
         priority={"queue": {"batch": 10}},
         limits={"pool_size": 4, "concurrency": 6},
+        breaks={"per_second": 9.0},
     )
     one, other = share(settings, 0), share(settings, 2)
     assert one.priority.queue == {"interactive": 334, "standard": 334, "batch": 4}
-    assert (one.cache_mb, one.limits.pool_size) == (34, 2)
+    assert (one.cache_mb, one.limits.pool_size, one.breaks.per_second) == (34, 2, 3.0)
     assert one.limits.concurrency == 6  # what all have in flight counts
     assert (one.record, other.record) == (Path("/tmp/trace.w0.jsonl"), Path("/tmp/trace.w2.jsonl"))
     assert one.secret == other.secret
