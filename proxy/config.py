@@ -196,7 +196,8 @@ class Settings(BaseSettings):
     tracing: Tracing = Tracing()
     record: Annotated[Path | None, BeforeValidator(_unless_off)] = None
     """file for a trace of the traffic that can be replayed: Mooncake's JSON lines, with times, lengths and
-    blocks as numbers, and no text; off if not set"""
+    blocks as numbers, and no text; several workers write a trace each, FILE with .w0, .w1, … before its
+    suffix; off if not set"""
     record_mb: PositiveInt = 1024
     """megabytes that the trace may take on disk; its oldest part goes first"""
     groups: Annotated[tuple[Name, ...], BeforeValidator(split_commas)] = ("shared", "random")

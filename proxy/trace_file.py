@@ -75,6 +75,11 @@ def part(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
+def of_worker(path: Path, number: int) -> Path:
+    """Where one of several workers records: its numbers for blocks are no other's."""
+    return path.with_stem(f"{path.stem}.w{number}")
+
+
 def sidecar(path: Path) -> Path:
     """Where it is said what a trace's figures mean."""
     return path.with_name(f"{path.name}.meta.json")

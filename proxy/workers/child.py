@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.config import Settings
+from proxy.trace_file import of_worker
 from proxy.workers.channel import Channel
 from proxy.workers.pages import Page
 
@@ -60,7 +61,7 @@ class Child:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        pickled = pickle.dumps(settings)
+        pickled = pickle.dumps(_of(settings, number))
         writer.write(len(pickled).to_bytes(4, "little") + pickled)
         child: Child
 
@@ -92,6 +93,14 @@ class Child:
         await self._hearing
         self.ready = False
         return status
+
+
+def _of(settings: Settings, number: int) -> Settings:
+    """A worker's settings: it records a trace of its own, in its share of the room."""
+    if settings.record is None:
+        return settings
+    room = max(1, settings.record_mb // settings.workers)
+    return settings.model_copy(update={"record": of_worker(settings.record, number), "record_mb": room})
 
 
 async def settings_from(reader: asyncio.StreamReader) -> Settings:

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from bench import traces
 from policies import registry
 from proxy import recorder, trace_file
+from proxy.config import Settings
 from proxy.fleet import Fleet
 from proxy.index.memory import MemoryIndex
 from proxy.record import Record
 from proxy.recorder import Numbers, Recorder
 from proxy.router import Router, RouteRequest
 from proxy.trace_file import TraceFile, part, sidecar
+from proxy.workers import child
 
 RNG = Random(7)
 
@@ -248,3 +250,11 @@ def test_numbers_are_dense_and_remembered_as_far_as_said(prompts, remembered):
             step += 1
         assert len(numbers._young) + len(numbers._old) <= 2 * (remembered + 12)
     assert sorted(owner) == list(range(len(owner)))
+
+
+def test_each_of_several_workers_has_a_trace_and_its_share_of_the_room(tmp_path):
+    asked = Settings(record=tmp_path / "t.jsonl", record_mb=100, workers=4, redis_url="none")
+    mine = child._of(asked, 2)
+    assert (mine.record, mine.record_mb) == (tmp_path / "t.w2.jsonl", 25)
+    plain = Settings(workers=4)
+    assert child._of(plain, 2) is plain
