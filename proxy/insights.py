@@ -7,7 +7,9 @@ from functools import partial
 from time import monotonic
 
 from proxy.admin import Admin
+from proxy.breaks_seen import BreaksSeen
 from proxy.config import Settings
+from proxy.counterfactual import Counterfactual
 from proxy.exchange import Exchanges
 from proxy.ledger import Ledger
 from proxy.metrics import Metrics
@@ -27,6 +29,22 @@ class Insights:
         self.trials.begin()
         metrics.register(self.trials)
         ledger.readers.append(self.trials.read)
+        self.counterfactual = Counterfactual(
+            settings.shadow,
+            settings.savings,
+            settings.policy,
+            settings.policy_params,
+            main.fleet,
+            main.index.capacity,
+        )
+        metrics.register(self.counterfactual)
+        if self.counterfactual.on:
+            ledger.readers.append(self.counterfactual.read)
+        self.breaks: BreaksSeen | None = None
+        if settings.breaks.per_second:
+            self.breaks = BreaksSeen(settings.breaks, monotonic)
+            metrics.register(self.breaks)
+            exchanges.sample = self.breaks.sampler.offer
 
     def serve(self, admin: Admin) -> None:
         """Answer below /admin."""
@@ -36,7 +54,13 @@ class Insights:
         admin.serve("DELETE", "/admin/canary", trials.remove)
         admin.serve("GET", "/admin/policy", trials.policy)
         admin.serve("POST", "/admin/policy", trials.set_policy)
+        admin.serve("GET", "/admin/shadow", self.counterfactual.show_shadows)
+        admin.serve("GET", "/admin/savings", self.counterfactual.show_savings)
+        if self.breaks is not None:
+            admin.serve("GET", "/admin/breaks", self.breaks.show)
 
     def start(self, tasks: Tasks) -> None:
         """Do what is done from time to time."""
         tasks.every("canary", STEP_SECONDS, self.trials.step)
+        if self.breaks is not None:
+            tasks.every("breaks", self.breaks.sampler.interval, self.breaks.sampler.step)
