@@ -8,6 +8,7 @@ COMMANDS = {
     "load": "load over HTTP, open or closed loop: latencies, hit rates, errors, with intervals",
     "compare": "gates for a release: is B worse than A, beyond noise?",
     "simulate": "every policy on a workload or a trace, on a virtual clock",
+    "whatif": "replicas, cache, rates, index delay, proxies: what each would change, on a virtual clock",
     "admission": "classes and limits on a virtual clock: floods, long prompts, a sweep of limits",
     "canary": "a canary with better, equal and bad policies, on a virtual clock",
     "peers": "other routers on the same fleet, in turn: hits, latency, load, cost",
