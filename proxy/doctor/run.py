@@ -105,6 +105,7 @@ def _private(settings: Settings) -> Settings:
             "host": "127.0.0.1",
             "port": 0,
             "redis_url": "none",
+            "workers": 1,
             "record": None,
             "tracing": Tracing(),
             "api_keys_file": None,

@@ -253,7 +253,7 @@ def test_numbers_are_dense_and_remembered_as_far_as_said(prompts, remembered):
 
 
 def test_each_of_several_workers_has_a_trace_and_its_share_of_the_room(tmp_path):
-    asked = Settings(record=tmp_path / "t.jsonl", record_mb=100, workers=4, redis_url="none")
+    asked = Settings(record=tmp_path / "t.jsonl", record_mb=100, workers=4)
     mine = child._of(asked, 2)
     assert (mine.record, mine.record_mb) == (tmp_path / "t.w2.jsonl", 25)
     plain = Settings(workers=4)
