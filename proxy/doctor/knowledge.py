@@ -81,7 +81,7 @@ async def events(
     caches: bool,
 ) -> None:
     """Whether it publishes what it stores, and whether that arrives; after a prompt was answered."""
-    description = replica.description
+    description, where = replica.description, variable("replicas")
     feed, engine = description.feed, description.engine
     if engine not in EVENTS:
         found.note("events", f"{engine} publishes none: its cache is guessed from what was routed")
@@ -96,19 +96,20 @@ async def events(
             found.loss(
                 "events",
                 "it publishes none, or does not say where, so its cache is guessed from what was routed",
-                f'{EVENTS[engine]}; where it does not tell, add "kv_events" in {variable("replicas")}',
+                f'{EVENTS[engine]}; where it does not tell, add "kv_events" in {where}',
             )
         return
     if pool is not None and pool.mode == "bytes":
         found.loss("events", "they tell of tokens, and prompts are keyed as text", "see tokenizer")
         return
     if not await _arrived(proxy, replica.name):
-        how = "listens at" if feed.bind else "is connected to"
-        found.loss(
-            "events",
-            f"none came within {PATIENCE:g} s of a prompt's answer; this proxy {how} {feed.endpoint}",
-            f'let this host reach that port, or name another as "kv_events" in {variable("replicas")}',
-        )
+        how = "is connected to"
+        fix = f'let this host reach that port, or name another as "kv_events" in {where}'
+        if feed.bind:
+            how = "listens at"
+            fix = "let the engine dial in to this host; a proxy that listens there already keeps it"
+        why = f"none came within {PATIENCE:g} s of a prompt's answer; this proxy {how} {feed.endpoint}"
+        found.loss("events", why, fix)
         return
     found.fine("events", f"they arrive, from {feed.endpoint}")
     if feed.replay is None:
