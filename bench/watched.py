@@ -20,7 +20,14 @@ from pathlib import Path
 
 from bench import hop
 
-ASKED = {"requests?limit=12": 2.0, "canary": 2.0, "prefixes": 5.0, "breaks": 10.0, "savings": 10.0}
+ASKED = {
+    "requests?limit=12": 2.0,
+    "canary": 2.0,
+    "prefixes": 5.0,
+    "savings": 5.0,
+    "shadow": 5.0,
+    "breaks": 10.0,
+}
 """What a page asks for beside the stream, and after how many seconds again."""
 NAMES = ("bare", "usual", "watched")
 

@@ -46,6 +46,8 @@ def seconds(value: float | None) -> str:
         return NONE
     if value == inf:
         return "> 1 h"
+    if 0 < value < 0.001:
+        return f"{value * 1e6:.0f} µs"
     if value < 0.01:
         return f"{value * 1e3:.1f} ms"
     if value < 1:

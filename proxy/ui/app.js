@@ -10,6 +10,7 @@ import { Fleet } from "./fleet.js";
 import { Headline } from "./headline.js";
 import { Queue, Ttft } from "./latency.js";
 import { Prefixes } from "./prefixes.js";
+import { Savings, Shadows } from "./savings.js";
 import { Waterfall } from "./waterfall.js";
 
 const at = (id) => document.getElementById(id);
@@ -27,6 +28,8 @@ const asked = [
   { path: "requests?limit=12", seconds: 2, section: new Decisions(body("decisions"), at("why")) },
   { path: "prefixes", seconds: 5, section: new Prefixes(body("prefixes")) },
   { path: "breaks", seconds: 10, section: new Breaks(body("breaks")) },
+  { path: "savings", seconds: 5, section: new Savings(body("savings")) },
+  { path: "shadow", seconds: 5, section: new Shadows(body("shadow")) },
   { path: "canary", seconds: 2, section: new Canary(body("canary")) },
 ];
 

@@ -1,7 +1,7 @@
 // Where prompts that are alike stop sharing, what that costs, and what would mend it.
 
 import { Table, empty, make, once, say } from "./dom.js";
-import { short } from "./figures.js";
+import { count, short } from "./figures.js";
 
 const SHOWN = 8;
 
@@ -31,7 +31,10 @@ export class Breaks {
   show(told) {
     const rows = (told?.breaks ?? []).slice(0, SHOWN);
     this.table.show(rows, (row) => `${row.path} ${row.offset} ${row.kind}`);
-    const none = told === null ? "Breaks are not looked for here." : "None found: prompts that begin alike go on alike.";
+    const none =
+      told === null
+        ? "Breaks are not looked for: WARMROUTE_BREAKS__PER_SECOND is 0."
+        : `None found in ${count(told.requests_looked_at)} requests that missed the caches.`;
     empty(this.host, rows.length > 0 ? null : none);
   }
 }

@@ -25,6 +25,7 @@ export const percent = (part, of) => (of > 0 ? `${((100 * part) / of).toFixed(1)
 export function seconds(value) {
   if (value === null || value === undefined) return NONE;
   if (value === Infinity) return "over an hour";
+  if (value > 0 && value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 0.01) return `${(value * 1e3).toFixed(1)} ms`;
   if (value < 1) return `${Math.round(value * 1e3)} ms`;
   return value < 100 ? `${value.toFixed(2)} s` : `${Math.round(value)} s`;

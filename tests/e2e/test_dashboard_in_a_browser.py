@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,34 @@ async def test_it_loads_updates_and_equals_metrics(page: Page, upstreams: Any, p
     await page.until("document.querySelector('#why .because') !== null")
     assert HOSTILE in await page.run("document.querySelector('#why').textContent")
     assert await page.run(UNHARMED)
+    assert page.complaints == []
+    assert {url.partition("/")[0] + url[: len(proxy.url)] for url in page.requested} == {"http:" + proxy.url}
     with pytest.raises(AssertionError, match="TrustedHTML"):
         await page.run("document.body.innerHTML = '<b>x</b>'")
 
-    assert page.complaints == []
-    assert {url.partition("/")[0] + url[: len(proxy.url)] for url in page.requested} == {"http:" + proxy.url}
+
+PARTS: dict[str, Any] = json.loads("""{
+    "canary": {"canary": {
+        "policy": "p", "replicas": ["r"], "against": "q", "phase": "running", "why": "w", "percent": 5,
+        "stages": [5, 100], "waiting_for": "x", "arms": {"canary": {
+            "requests": 1, "ttft_p95_seconds": 1, "errors": 0, "hit_rate": 0, "kv_usage": 0}}}},
+    "prefixes": {"prefixes": [{
+        "id": "i", "tokens": 1, "requests_per_minute": 1, "tokens_saved_per_minute": 1, "state": "t",
+        "holders": [{"replica": "r"}], "released": ["s"], "replicas_wanted": 2}]},
+    "breaks": {"requests_looked_at": 1, "breaks": [{
+        "path": "a", "kind": "k", "offset": 1, "requests_per_day": 1, "tokens_per_day": 1, "fix": "f",
+        "window": "w"}]},
+    "savings": {
+        "saved_gpu_seconds": 1, "interval_95": [0, 2], "hit_rate": 1, "round_robin_hit_rate": 0,
+        "seconds_per_token": 1e-5, "saved": {"currency": "c", "amount": 1}},
+    "shadow": {"shadows": [
+        {"policy": "p", "requests": 1, "hit_rate": 0, "modelled_ttft_seconds": 1, "agreed": 1}]}
+}""")
+"""What else is told under /admin, with every text that there can be."""
+
+
+async def answered(told: Any, _: Any) -> web.Response:
+    return web.json_response(told)
 
 
 async def test_no_name_is_taken_for_markup(page: Page, upstream: Upstream, proxy_factory: Any) -> None:
@@ -119,19 +143,20 @@ async def test_no_name_is_taken_for_markup(page: Page, upstream: Upstream, proxy
     proxy = await proxy_factory(upstream)
     await stream(proxy, upstream, 2)
     paths = proxy._server._admin._paths
-    proxy._live.make = lambda make=proxy._live.make: hostile(make())
-    for path in ("requests", "canary", "prefixes", "breaks", "savings"):
-        act = paths["GET", f"/admin/{path}"]
+    make = proxy._live.make
+    proxy._live.make = lambda: hostile({**make(), "parts": {"redis": {"up": False, "why": "away"}}})
+    for path, told in PARTS.items():
+        paths["GET", f"/admin/{path}"] = partial(answered, hostile(told))
+    act = paths["GET", "/admin/requests"]
 
-        async def changed(request: Any, act: Any = act) -> web.Response:
-            told = hostile(json.loads((await act(request)).body))
-            return web.json_response(told)
+    async def requests(request: Any) -> web.Response:
+        return await answered(hostile(json.loads((await act(request)).body)), request)
 
-        paths["GET", f"/admin/{path}"] = changed
+    paths["GET", "/admin/requests"] = requests
     await page.open(f"{proxy.url}/ui")
     await page.until("document.querySelector('#decisions tbody button') !== null")
-    for section in ("fleet", "waterfall", "ttft", "decisions", "policy"):
-        assert HOSTILE in await page.run(f"document.getElementById('{section}').textContent"), section
+    for section in ("fleet", "waterfall", "ttft", "decisions", "policy", "notices", *PARTS):
+        await page.until(f"document.getElementById('{section}').textContent.includes({json.dumps(HOSTILE)})")
     assert await page.run(UNHARMED)
 
 

@@ -76,6 +76,8 @@ def test_rows_are_added_up_by_a_label():
     ("value", "text"),
     [
         (figures.seconds(None), "–"),  # noqa: RUF001
+        (figures.seconds(0), "0.0 ms"),
+        (figures.seconds(57.3e-6), "57 µs"),
         (figures.seconds(0.0012), "1.2 ms"),
         (figures.seconds(0.0731), "73 ms"),
         (figures.seconds(12.345), "12.35 s"),

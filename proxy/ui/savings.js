@@ -1,0 +1,60 @@
+// What the caches save in GPU time, beyond what round robin would have found in them.
+
+import { Table, empty, make, once, say } from "./dom.js";
+import { NONE, count, percent, seconds } from "./figures.js";
+
+/** GPU-seconds in the unit that reads best. */
+function gpu(value) {
+  if (value === null || value === undefined) return NONE;
+  const size = Math.abs(value);
+  if (size >= 36_000) return `${count(value / 3600)} GPU-hours`;
+  if (size >= 3_600) return `${(value / 3600).toFixed(1)} GPU-hours`;
+  return size >= 100 ? `${count(value)} GPU-seconds` : `${value.toFixed(1)} GPU-seconds`;
+}
+
+const money = (amount, currency) => `${amount.toFixed(amount >= 100 ? 0 : 2)} ${currency}`;
+const share = (value) => (value === null || value === undefined ? NONE : percent(value, 1));
+
+export class Savings {
+  constructor(host) {
+    this.host = host;
+  }
+
+  show(told) {
+    empty(this.host, told === null ? "Savings are not told here." : null);
+    if (told === null) return;
+    const { value, more, why } = once(this.host, () => ({
+      value: make("p", { class: "value" }),
+      more: make("p", { class: "quiet" }),
+      why: make("p", { class: "quiet" }),
+    }));
+    const known = told.saved_gpu_seconds !== null;
+    const worth = told.saved ? ` or ${money(told.saved.amount, told.saved.currency)}` : "";
+    say(value, known ? `${gpu(told.saved_gpu_seconds)}${worth}` : NONE);
+    const [low, high] = told.interval_95 ?? [];
+    say(more, known ? `saved against round robin; 95 %: ${gpu(low)} to ${gpu(high)}` : `Waiting for ${told.waiting_for}.`);
+    const cost = told.seconds_per_token === null ? "" : `; a token takes ${seconds(told.seconds_per_token)} to prefill`;
+    say(why, `Hit rate ${share(told.hit_rate)}, under round robin ${share(told.round_robin_hit_rate)}${cost}.`);
+  }
+}
+
+/** Policies that are asked about every request, and never obeyed. */
+export class Shadows {
+  constructor(host) {
+    this.host = host;
+    this.section = host.closest("section");
+    this.table = new Table(host, "What other policies would have found", [
+      { head: "Policy", fill: (_, row) => row.policy },
+      { head: "Requests", kind: "number", fill: (_, row) => count(row.requests) },
+      { head: "Hit rate", kind: "number", fill: (_, row) => share(row.hit_rate) },
+      { head: "First token, modelled", kind: "number", fill: (_, row) => seconds(row.modelled_ttft_seconds) },
+      { head: "Same replica", kind: "number", fill: (_, row) => share(row.agreed) },
+    ]);
+  }
+
+  show(told) {
+    const rows = told?.shadows ?? [];
+    this.section.hidden = rows.length === 0;
+    this.table.show(rows, (row) => row.policy);
+  }
+}
