@@ -15,6 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.client import exchange
+from tests.support.documents import DOCUMENTS
 from tests.support.fixtures import serving
 from tests.support.tools import ROOT, run, tool
 from tests.support.upstream import Upstream
@@ -132,6 +133,12 @@ def test_what_is_told_of_a_series_names_labels_that_it_has(rules, there):
         for target in panel.get("targets", ()):
             used = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             assert used <= left(target["expr"], there), panel["title"]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_metric_that_a_document_names_is_exported(name, there):
+    told = names((ROOT / name).read_text())
+    assert not {each for each in told if not any(each in (it, it.removesuffix("_bucket")) for it in there)}
 
 
 def test_every_alert_says_what_is_wrong_and_has_a_runbook(rules):
