@@ -68,7 +68,9 @@ async def tokenizer(
             "let the engine serve /tokenize; until then replies' token counts are compared",
         )
     else:
-        found.fine("tokenizer", f"it gives {replica.name}'s own tokens, on every probe prompt")
+        found.fine(
+            "tokenizer", f"it gives {replica.name}'s own tokens for the probe prompts that it tokenises"
+        )
 
 
 async def events(
