@@ -37,14 +37,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     shown.add_column("part")
     shown.add_column("what")
-    for name in ("value", "unit", "at most"):
+    with_bytes = any("bytes" in row for row in rows)
+    for name in ("value", "unit", "at most", *(["bytes"] if with_bytes else [])):
         shown.add_column(name, justify="left" if name == "unit" else "right", no_wrap=True)
     for row in rows:
         target = row["target"]
         missed = target is not None and row["value"] > target
         value = f"{row['value']:,.2f}" if row["value"] < 1000 else f"{row['value']:,.0f}"
         limit = "" if target is None else f"{target:g}"
-        shown.add_row(row["part"], row["name"], value, row["unit"], limit, style="bold red" if missed else "")
+        cells = [row["part"], row["name"], value, row["unit"], limit]
+        if with_bytes:
+            cells.append(f"{row['bytes']:,}" if "bytes" in row else "")
+        shown.add_row(*cells, style="bold red" if missed else "")
     return shown
 
 
@@ -66,4 +70,11 @@ def main(argv: Sequence[str]) -> int:
     console.print(table(rows))
     report.write({"schema": report.SCHEMA, **report.where(), "rows": rows}, arguments.out)
     console.print(f"wrote {arguments.out}", highlight=False)
+    if any("step" in row for row in rows):
+        from bench import growth_plots  # noqa: PLC0415 - matplotlib takes a second
+
+        told = report.where()
+        footer = f"{told['machine']['cpu']}, Python {told['versions']['python']}, commit {told['commit']}"
+        picture = growth_plots.draw(rows, arguments.out.with_suffix(".png"), footer)
+        console.print(f"wrote {picture}", highlight=False)
     return 0
