@@ -4,21 +4,23 @@ Idea
     With u prompt tokens not cached there and h cached, a replica costs, in seconds,
 
         J = (queued + u * (1 + running / decode_share)) / rate + base_ttft + slot_wait
-          + alpha * share * (best - h / max(1, waiting)) / fleet_rate
+          + alpha * share * (best - h) / fleet_rate / crowding ^ 3
           + balance * recent / fleet_rate + beta * kv_usage
 
     The first line is what this client waits for: the queue before it, its own prefill, slowed by the
     decodes beside it, and a free slot if all are taken. The second is what the fleet pays when a prefix
-    that a replica holds (`best` is the longest) is computed and cached once more elsewhere. It counts
-    less the more requests wait at the holder already, so that a hot prefix spreads while a long
-    conversation waits for the one request ahead of it; and `share` rises from 0 where a quarter of the
-    prompt is held to 1 where half of it is, for a small part is most likely a header that every replica
-    will hold before long. The third keeps work and caches even over minutes, however idle the fleet.
-    Rates of the fleet, not of the replica, price what the fleet pays: a misjudged replica would
-    otherwise attract or repel everything.
+    that a replica holds (`best` is the longest) is computed and cached once more elsewhere. `share` rises
+    from 0 where a quarter of the prompt is held to 1 where half of it is, for a small part is most likely
+    a header that every replica will hold before long. `crowding` is how many requests wait at the holder
+    (the emptiest of several), as a multiple of the mean where less is held, both at least 1. Who waits
+    there and not elsewhere will use another copy, so a hot prefix spreads; where all have queues, a long
+    one says nothing of this prefix, and copies would only make the queues longer. The third keeps work
+    and caches even over minutes, however idle the fleet. Rates of the fleet, not of the replica, price
+    what the fleet pays: a misjudged replica would otherwise attract or repel everything.
 
-    Costs within `tie` are equal: then the larger hit, fewer in flight, less recent work, and last the
+    Costs within `tie` are equal: then the larger hit, less recent work, fewer in flight, and last the
     rendezvous owner of the prompt's start, so that proxies agree without talking and cold prefixes spread.
+    Recent work before load, since equals that take turns wait least.
 Use when
     Prompts share prefixes, or some of them do, or it is not known. Without any sharing it is a least-work
     policy.
@@ -51,12 +53,12 @@ class PrefixCost:
 
     follows_prefixes: ClassVar[bool] = True
     unit: ClassVar[str] = "seconds"
-    alpha: float = parameter(8.0, "charge for prefill spent again, as a multiple of its time", least=0.0)
+    alpha: float = parameter(16.0, "charge for prefill spent again, as a multiple of its time", least=0.0)
     beta: float = parameter(0.1, "seconds charged where all of the KV cache is in use", least=0.0)
     balance: float = parameter(0.08, "charge for recent work, as a multiple of its prefill time", least=0.0)
     decode_share: float = parameter(64.0, "running decodes that halve the prefill rate", least=1.0)
     slot_time: float = parameter(2.0, "seconds a sequence holds its slot, until that is learned", least=0.0)
-    tie: float = parameter(0.02, "relative difference in cost that counts as none", least=0.0, most=1.0)
+    tie: float = parameter(0.1, "relative difference in cost that counts as none", least=0.0, most=1.0)
     tie_seconds: float = parameter(0.005, "difference in cost that counts as none, in seconds", least=0.0)
     compare: int = parameter(32, "replicas compared one by one; larger fleets are sampled", least=2)
 
@@ -71,7 +73,7 @@ class PrefixCost:
         if 2 * best < tokens:
             alpha *= max(0.0, 4 * best / tokens - 1)
         fleet_rate = sum([replica.prefill_rate for replica in replicas]) / len(replicas)
-        alpha /= fleet_rate
+        alpha /= fleet_rate * (_crowding(replicas, helds, best) if best else 1.0) ** 3
         balance, per_decode = self.balance / fleet_rate, 1.0 / self.decode_share
         urgency = request.urgency
         costs = []
@@ -83,8 +85,7 @@ class PrefixCost:
             cost = urgency * (work / replica.prefill_rate + replica.base_ttft)
             cost += balance * replica.recent_tokens
             if best:
-                waiting = replica.in_flight - replica.running
-                cost += alpha * (best - (held / waiting if waiting > 1 else held))
+                cost += alpha * (best - held)
             slots = replica.slots
             if slots is not None and replica.in_flight >= slots:
                 cost += urgency * self._slot_wait(replica, slots)
@@ -112,13 +113,13 @@ class PrefixCost:
         best = max(helds, default=0)
         share = min(max(0.0, 4 * best / tokens - 1), 1.0) if tokens else 1.0
         fleet_rate = sum(replica.prefill_rate for replica in replicas) / max(1, len(replicas))
+        again = self.alpha * share / fleet_rate / (_crowding(replicas, helds, best) if best else 1.0) ** 3
         known = [replica.kv_usage for replica in replicas if replica.kv_usage is not None]
         average = sum(known) / len(known) if known else 0.0
         parts: list[Terms] = []
         for replica, held in zip(replicas, helds, strict=True):
             seconds = urgency / replica.prefill_rate
             uncached = max(0, tokens - held)
-            waiting = max(1, replica.in_flight - replica.running)
             slots = replica.slots
             full = slots is not None and replica.in_flight >= slots
             parts.append(
@@ -128,7 +129,7 @@ class PrefixCost:
                     "decodes": uncached * replica.running / self.decode_share * seconds,
                     "base": urgency * replica.base_ttft,
                     "slot": urgency * self._slot_wait(replica, slots) if full and slots is not None else 0.0,
-                    "recompute": self.alpha * share * (best - held / waiting) / fleet_rate if best else 0.0,
+                    "recompute": again * (best - held),
                     "balance": self.balance * replica.recent_tokens / fleet_rate,
                     "kv_usage": self.beta * (average if replica.kv_usage is None else replica.kv_usage),
                 }
@@ -152,8 +153,19 @@ class PrefixCost:
             best,
             key=lambda replica: (
                 -matched.get(replica.name, 0),
-                replica.in_flight,
                 replica.recent_tokens,
+                replica.in_flight,
                 -rendezvous(affinity, replica),
             ),
         )
+
+
+def _crowding(replicas: Sequence[Replica], helds: Sequence[int], best: int) -> float:
+    """Requests that wait where `best` tokens are held, as a multiple of the mean where fewer are."""
+    pairs = zip(replicas, helds, strict=True)
+    least = min([replica.in_flight - replica.running for replica, held in pairs if held == best])
+    if least <= 1:
+        return 1.0
+    pairs = zip(replicas, helds, strict=True)
+    others = [replica.in_flight - replica.running for replica, held in pairs if held < best]
+    return max(1.0, least / max(1.0, sum(others) / len(others))) if others else 1.0

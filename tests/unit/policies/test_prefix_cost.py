@@ -28,10 +28,37 @@ def test_the_cost_is_the_documented_formula():
     costs = policy.choose(Request(6000, {"a": 2000, "b": 400}), [a, b], RNG).costs
     first_token = (3000 + 4000 * (1 + 8 / 16)) / 10_000 + 0.05 + 3 * 4.0 / 10
     share = 4 * 2000 / 6000 - 1
-    again = 3.0 * share * (2000 - 2000 / (12 - 8)) / 20_000
-    crowding = 0.25 * 2000 / 20_000 + 0.1 * 0.5
-    assert costs["a"] == pytest.approx(first_token + again + crowding)
-    assert costs["b"] == pytest.approx(5600 / 30_000 + 3.0 * share * 1600 / 20_000)
+    again = 3.0 * share * 1600 / 20_000 / (12 - 8) ** 3
+    assert costs["a"] == pytest.approx(first_token + 0.25 * 2000 / 20_000 + 0.1 * 0.5)
+    assert costs["b"] == pytest.approx(5600 / 30_000 + again)
+
+
+def test_who_waits_at_the_holder_and_nowhere_else_makes_a_copy_cheaper():
+    def charge(*waiting):
+        fleet = [Replica(name, in_flight=each) for name, each in zip("abc", waiting, strict=True)]
+        request = Request(4000, {"a": 4000, "b": 4000})
+        costs = PrefixCost(alpha=8.0).choose(request, fleet, RNG).costs
+        return costs["c"] - 4000 / 8000
+
+    assert charge(0, 0, 0) == charge(1, 9, 0) == pytest.approx(8.0 * 4000 / 8000)
+    assert charge(4, 9, 0) == charge(4, 9, 1) == pytest.approx(8.0 * 4000 / 8000 / 4**3)
+    assert charge(4, 9, 2) == pytest.approx(8.0 * 4000 / 8000 / 2**3)
+    assert charge(4, 9, 4) == charge(4, 9, 8) == charge(0, 0, 0)
+
+
+def test_queues_everywhere_scatter_no_prefix():
+    request = Request(8000, {"a": 7900})
+    holder, other = Replica("a", in_flight=9, queued_tokens=60_000), Replica("b", queued_tokens=40_000)
+    assert choose(request, holder, other) == "b"
+    other.in_flight = 8
+    assert choose(request, holder, other) == "a"
+
+
+def test_equals_take_turns():
+    policy, fleet = PrefixCost(), [Replica(name) for name in "abcd"]
+    held = dict.fromkeys("abcd", 7000)
+    names = [place(policy, Request(8400, held, affinity=7), fleet, RNG) for _ in range(40)]
+    assert all(len(set(names[turn : turn + 4])) == 4 for turn in range(0, 40, 4))
 
 
 def test_what_is_held_in_most_of_the_prompt_counts_in_full():
@@ -163,7 +190,7 @@ def test_R07_the_longest_match_wins_and_a_ghost_is_ignored():
 def test_a_hot_prefix_spills_when_waiting_costs_more_than_computing(count):
     warm, *others = [Replica(f"r{i}", running=1, in_flight=1) for i in range(count)]
     request = Request(6000, {"r0": 5984}, affinity=5)
-    warm.in_flight, warm.queued_tokens = 11, 8000
+    warm.in_flight, warm.queued_tokens = 11, 5000
     assert choose(request, warm, *others) == "r0"
     warm.queued_tokens = 16_000
     assert choose(request, warm, *others) != "r0"
