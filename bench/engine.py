@@ -27,6 +27,7 @@ from bench.engine_prompt import TOKENIZER, EnginePrompt
 from bench.engine_publisher import EventOptions
 from bench.engine_replica import Identity
 from bench.engine_running import RunningReplica
+from bench.llama_server import serve_llama
 from bench.profiles import PROFILES, EngineSpec, profile
 
 __all__ = ["EventOptions", "RunningReplica", "serve"]
@@ -104,6 +105,11 @@ def parser() -> argparse.ArgumentParser:
         "--no-cached-tokens", action="store_true", help="leave them out of usage (vLLM's default)"
     )
     options.add_argument("--seed", type=int, default=0, help="decides every answer's text and length")
+    options.add_argument("--engine", choices=("vllm", "llama_cpp"), default="vllm", help="whose dialect")
+    slots = options.add_argument_group("llama_cpp")
+    slots.add_argument("--slots", type=int, default=4, help="prompts held and computed at once")
+    slots.add_argument("--slot-tokens", type=int, default=8192, help="context of a slot")
+    slots.add_argument("--aside-tokens", type=int, default=0, help="of its cache in memory; 0: none")
     events = options.add_argument_group("KV events")
     events.add_argument("--kv-events", choices=DIALECTS, help="publish them as this engine does")
     events.add_argument("--kv-events-port", type=int, default=0, help="of the first replica; 0: free ones")
@@ -145,6 +151,22 @@ async def run(arguments: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stop.set)
     ports = [int(port) for port in arguments.ports.split(",")] if arguments.ports else [arguments.port]
     spec = spec_from(arguments)
+    if arguments.engine == "llama_cpp":
+        async with serve_llama(
+            spec,
+            ports=ports,
+            host=arguments.host,
+            model=arguments.model,
+            tokenizer=arguments.tokenizer.resolve(),
+            slots=arguments.slots,
+            slot_tokens=arguments.slot_tokens,
+            aside=arguments.aside_tokens,
+        ) as servers:
+            for server in servers:
+                print(f"simulated llama.cpp server, {arguments.slots} slots, on {server.url}", flush=True)
+            print(f"ready (pid {os.getpid()})", flush=True)
+            await stop.wait()
+        return
     async with serve(
         spec,
         ports=ports,

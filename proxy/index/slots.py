@@ -2,14 +2,19 @@
 
 The server tells nothing of it, so it is followed by the rules by which the server acts (build 10434, seen in
 its answers): a request takes the free slot whose content shares most of its prompt, if that is more than
-`SIMILAR` of the prompt, else the free slot used longest ago. What the slot held beyond the shared part is
-lost; but where less than `HALF` of it would stay, or none, the server first puts it aside, if it has a cache
-in memory (`--cache-ram`), and looks there for something that serves the prompt better. A slot that is taken
-serves nobody else, so the same prompt at once on two slots is computed twice.
+`SIMILAR` of the prompt, else the free slot whose last request was over first. What the slot held beyond the
+shared part is lost; but where less than `HALF` of it would stay, or none, the server first puts it aside, if
+it has a cache in memory (`--cache-ram`), and looks there for something that serves the prompt better. A slot
+that is taken serves nobody else, so the same prompt at once on two slots is computed twice.
 
 Whether there is a cache in memory, and how much it keeps, the server does not tell: what it should hold is
-remembered, but not believed before an answer has shown it. Blocks stand for tokens. Pure. Invariants: nothing
-is claimed of a slot that is taken, nor of more than one slot; what is remembered is bounded.
+remembered, but not believed before answers have shown it. Blocks stand for tokens; where that leaves two
+slots that the server may have taken, what either would have lost is not claimed. Only what is shared by less
+than a block goes unseen: a short prompt may take another slot than the one foretold, and the next report
+corrects it.
+
+Pure. Invariants: nothing is claimed of a slot that is taken, nor of more than one slot; what is remembered is
+bounded.
 """
 
 from __future__ import annotations  # array[int] is no class before Python 3.12
@@ -32,18 +37,22 @@ MOST_ASIDE = 64
 ASIDE_BLOCKS = 65_536
 """Blocks of them."""
 SHOWN = 4
-"""Blocks more than a slot could have given: so many show that there is a cache in memory."""
+"""Blocks more than its slot could have given: so many tell whether there is a cache in memory."""
+LEAST_SHOWN, MOST_SHOWN = 2, 4
+"""How often it must have been shown; one that was shown often may drop something once."""
 
 
 class Kept:
     """A prompt and its answer, in a slot or put aside."""
 
-    __slots__ = ("keys", "taken", "tick")
+    __slots__ = ("keys", "taken", "tick", "used")
 
-    def __init__(self, keys: array[int], tick: int) -> None:
+    def __init__(self, keys: array[int]) -> None:
         self.keys = keys
-        self.tick = tick
-        """When it was last used; 0 for a slot that never was."""
+        self.tick = 0
+        """Which placement it was that took it last."""
+        self.used = 0
+        """When its last request was over, among those of all slots; 0 for a slot that never had one."""
         self.taken = False
         """Whether a request is in it."""
 
@@ -65,6 +74,8 @@ class SlotPlacement(Placement):
     ends: ClassVar[bool] = True
     slots: Slots
     slot: Kept | None
+    depth: int
+    """Blocks that the slot itself held."""
     aside: int
     """Blocks that would have come from memory, if the server has a cache there; 0 if none."""
     ended: bool = False
@@ -74,7 +85,7 @@ class SlotPlacement(Placement):
         if not self.ended:
             self.ended = True
             if self.slot is not None and self.slot.tick == self.tick:
-                self.slot.taken = False
+                self.slots.leave(self.slot)
 
 
 class _Choice(NamedTuple):
@@ -87,6 +98,8 @@ class _Choice(NamedTuple):
     aside: Kept | None
     """What was put aside and serves it better."""
     aside_depth: int
+    doubtful: list[Kept]
+    """Slots that the server may have taken instead: that which tells them apart is less than a block."""
 
 
 class Slots:
@@ -94,11 +107,13 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         """`count` is at least 1."""
-        self._slots = [Kept(array("Q"), 0) for _ in range(count)]
+        self._slots = [Kept(array("Q")) for _ in range(count)]
+        self._uses = 0
         self._aside: list[Kept] = []
         """Oldest first."""
         self._room = ASIDE_BLOCKS
-        self._believed = False
+        self._shown = 0
+        """How often it was, less how often it was not."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -106,7 +121,7 @@ class Slots:
     @property
     def keeps_aside(self) -> bool:
         """Whether the server was seen to have a cache in memory."""
-        return self._believed
+        return self._shown >= LEAST_SHOWN
 
     @property
     def blocks(self) -> int:
@@ -118,11 +133,11 @@ class Slots:
         choice = self._choose(keys)
         if choice is None:
             return 0
-        return choice.aside_depth if self._believed and choice.aside is not None else choice.depth
+        return choice.aside_depth if self.keeps_aside and choice.aside is not None else choice.depth
 
     def place(self, replica: str, keys: array[int], tick: int) -> SlotPlacement:
         """A prompt is sent."""
-        placement = SlotPlacement(replica, keys, 0, 0, tick, (), False, self, None, 0)
+        placement = SlotPlacement(replica, keys, 0, 0, tick, (), False, self, None, 0, 0)
         self._seat(placement)
         return placement
 
@@ -130,8 +145,14 @@ class Slots:
         """Its answer begins: if it had to wait for a slot, it has got one."""
         if placement.slot is not None or (slot := self._seat(placement)) is None:
             return
-        placement.before = placement.aside = 0  # nobody foretold what that slot would hold
-        slot.taken = not placement.ended
+        placement.before = placement.depth = placement.aside = 0  # nobody foretold what that slot would hold
+        if placement.ended:
+            self.leave(slot)
+
+    def leave(self, slot: Kept) -> None:
+        """The request in a slot is over."""
+        self._uses += 1
+        slot.used, slot.taken = self._uses, False
 
     def extend(self, placement: SlotPlacement, keys: array[int]) -> None:
         """The answer is complete: the slot holds it too."""
@@ -147,41 +168,53 @@ class Slots:
 
     def confirm(self, placement: SlotPlacement, reported: int) -> None:
         """Learn from what the server found, in blocks. One block of difference is no evidence."""
-        if reported >= placement.before + SHOWN and abs(reported - placement.aside) <= 1:
-            self._believed = True
+        if placement.aside >= placement.depth + SHOWN:
+            if abs(reported - placement.aside) <= 1:
+                self._shown = min(self._shown + 1, MOST_SHOWN)
+            elif reported + 1 < placement.aside:
+                self._dropped()
+                return
         if reported + 1 >= placement.before:
-            return
-        if placement.before == placement.aside:  # it was put aside, and has been dropped
-            self._room = sum(len(kept.keys) for kept in self._aside)
-            self._believed = self._room > 0
             return
         for kept in (*self._slots, *self._aside):  # others use this server, or it has restarted
             if kept is not placement.slot and not kept.taken and kept.common(placement.keys) > reported:
                 kept.keys = kept.keys[:reported]
         self._aside = [kept for kept in self._aside if kept.keys]
 
+    def _dropped(self) -> None:
+        """What should have been put aside is not there: too little room, or no cache in memory at all."""
+        self._shown = max(self._shown - 1, 0)
+        if not self.keeps_aside:
+            self._aside.clear()
+            self._room = ASIDE_BLOCKS
+        else:
+            self._room = max(1, sum(len(kept.keys) for kept in self._aside))
+
     def _all(self) -> Iterator[Kept]:
         yield from self._slots
-        if self._believed:
+        if self.keeps_aside:
             yield from self._aside
 
     def _choose(self, keys: array[int]) -> _Choice | None:
-        best, depth, oldest = None, 0, None
-        for slot in self._slots:
-            if slot.taken:
-                continue
-            if oldest is None or slot.tick < oldest.tick:
-                oldest = slot
-            common = slot.common(keys)
-            if common > depth:
-                best, depth = slot, common
-        if oldest is None:
+        free = [slot for slot in self._slots if not slot.taken]
+        if not free:
             return None
-        if best is None or depth <= SIMILAR * len(keys):
-            best, depth = oldest, oldest.common(keys)
-            puts_aside = True
+        shared = [slot.common(keys) for slot in free]
+        depth = max(shared)
+        alike = [slot for slot, common in zip(free, shared, strict=True) if common == depth] if depth else []
+        oldest = min(free, key=lambda slot: slot.used)
+        if depth and depth + 0.5 > SIMILAR * (
+            len(keys) + 0.5
+        ):  # half a block: what is shared does not end with one
+            best, puts_aside = alike[0], depth < HALF * len(alike[0].keys)
+            is_sure = depth > SIMILAR * (len(keys) + 1)
+            doubtful = alike[1:] if is_sure or oldest is best else [*alike[1:], oldest]
+            depth = depth if is_sure else 0
         else:
-            puts_aside = depth < HALF * len(best.keys)
+            best, puts_aside = oldest, True
+            is_sure = depth + 1 <= SIMILAR * len(keys)
+            doubtful = [] if is_sure else [slot for slot in alike if slot is not oldest]
+            depth = oldest.common(keys)
         aside, longest = None, depth
         if puts_aside:
             share = depth / len(best.keys) if best.keys else 0.0
@@ -190,7 +223,7 @@ class Slots:
                 kept_share = common / len(kept.keys)
                 if common > longest and kept_share > share and kept_share >= LEAST_KEPT:
                     aside, longest, share = kept, common, kept_share
-        return _Choice(best, depth, puts_aside, aside, longest if aside is not None else 0)
+        return _Choice(best, depth, puts_aside, aside, longest if aside is not None else 0, doubtful)
 
     def _seat(self, placement: SlotPlacement) -> Kept | None:
         keys = placement.keys
@@ -201,10 +234,12 @@ class Slots:
         if choice.aside is not None:
             self._aside.remove(choice.aside)
         if choice.puts_aside and slot.keys:
-            self._put_aside(Kept(slot.keys, slot.tick))
+            self._put_aside(Kept(slot.keys))
+        for other in choice.doubtful:  # what it holds beyond the shared part is lost, in it or in the other
+            other.keys = other.keys[: other.common(keys)]
         placement.aside = choice.aside_depth
-        placement.before = choice.depth
-        if self._believed:
+        placement.depth = placement.before = choice.depth
+        if self.keeps_aside:
             placement.before = max(choice.depth, choice.aside_depth)
         placement.slot = slot
         slot.keys, slot.tick, slot.taken = keys, placement.tick, True

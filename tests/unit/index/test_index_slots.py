@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from proxy.index.memory import MemoryIndex
-from proxy.index.slots import ASIDE_BLOCKS, MOST_ASIDE, SlotPlacement, Slots
+from proxy.index.slots import ASIDE_BLOCKS, LEAST_SHOWN, MOST_ASIDE, MOST_SHOWN, SlotPlacement, Slots
 from proxy.index.truth import TrueIndex
 
 
@@ -23,7 +23,7 @@ class Server:
     def __init__(self, count: int, *, host: bool) -> None:
         self.slots = Slots(count)
         self.truth = Slots(count)
-        self.truth._believed = host
+        self.truth._shown = MOST_SHOWN * host
         self.host = host
         self.tick = 0
 
@@ -86,23 +86,40 @@ def test_a_cache_in_memory_is_believed_once_it_was_seen(shared: int, again: int)
     a, b = prompt(1, 600), prompt(2, 600, shared, 1)
     server.ask(a)
     server.ask(b)
-    assert server.ask(a) == (shared, again)  # the first time nobody could know
+    for each in (a, b):  # the first times nobody could know
+        assert server.ask(each) == (shared, again)
     assert server.slots.keeps_aside is (again > shared)
-    assert server.ask(b) == (again, again)
     assert server.ask(a) == (again, again)
+    assert server.ask(b) == (again, again)
+
+
+def test_a_hit_that_memory_explains_once_may_be_chance():
+    slots = Slots(1)
+    for tick, name in enumerate((1, 2, 1, 2), 1):
+        placement = slots.place("r", prompt(name, 300), tick)
+        placement.over()
+        slots.confirm(placement, 300 if tick == 3 else 0)
+    assert not slots.keeps_aside
+    assert slots.depth(prompt(1, 300)) == 0
 
 
 def test_what_was_put_aside_and_is_missed_is_not_believed_any_more():
     server = Server(1, host=True)
-    for name in (1, 2, 3, 1):
+    for name in (1, 2, 3, 1, 2, 3, 1, 2, 3):
         server.ask(prompt(name, 400))
-    assert server.slots.keeps_aside
+    assert server.slots._shown == MOST_SHOWN > LEAST_SHOWN
     server.truth._aside.clear()  # it is full of others'
-    assert server.ask(prompt(2, 400)) == (400, 0)
+    assert server.ask(prompt(1, 400)) == (400, 0)
+    assert server.slots.keeps_aside
     assert server.slots._room < ASIDE_BLOCKS
     for name in (5, 6, 7, 8):
         server.ask(prompt(name, 400))
-    assert sum(len(kept.keys) for kept in server.slots._aside) <= server.slots._room
+        assert sum(len(kept.keys) for kept in server.slots._aside) <= server.slots._room
+    for name in (1, 2, 3, 1, 2, 3, 1, 2, 3):
+        server.truth._aside.clear()
+        server.ask(prompt(name, 400))
+    assert not server.slots.keeps_aside
+    assert server.slots._room == ASIDE_BLOCKS
 
 
 def test_the_same_prompt_at_once_hits_on_no_slot():
@@ -110,6 +127,28 @@ def test_the_same_prompt_at_once_hits_on_no_slot():
     together = [server.begin(prompt(1, 300)) for _ in range(4)]
     assert [server.end(each) for each in together] == [(0, 0)] * 4
     assert server.ask(prompt(1, 300)) == (300, 300)
+
+
+def test_where_two_slots_are_as_much_like_it_either_may_have_lost_its_tail():
+    slots = Slots(2)
+    both = [slots.place("r", prompt(name, 300, 200, 9), name) for name in (1, 2)]
+    for each in both:
+        each.over()
+    assert slots.depth(prompt(1, 300, 200, 9)) == slots.depth(prompt(2, 300, 200, 9)) == 300
+    slots.place("r", prompt(3, 300, 200, 9), 3).over()
+    assert slots.depth(prompt(3, 300, 200, 9)) == 300
+    assert slots.depth(prompt(1, 300, 200, 9)) == slots.depth(prompt(2, 300, 200, 9)) == 200
+
+
+def test_the_slot_whose_request_was_over_first_goes_first():
+    """As seen: it is the end of its last request that counts, not the beginning."""
+    slots = Slots(2)
+    long, short = slots.place("r", prompt(1, 200), 1), slots.place("r", prompt(2, 200), 2)
+    short.over()
+    long.over()
+    slots.place("r", prompt(3, 200), 3).over()
+    assert slots.depth(prompt(1, 200)) == 200
+    assert slots.depth(prompt(2, 200)) == 0
 
 
 def test_nothing_is_claimed_of_a_slot_that_is_taken_nor_while_all_are():
