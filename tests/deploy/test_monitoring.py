@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.client import exchange
 from tests.support.documents import DOCUMENTS
 from tests.support.fixtures import serving
+from tests.support.processes import proxy_process
 from tests.support.tools import ROOT, run, tool
 from tests.support.upstream import Upstream
 
@@ -56,7 +57,16 @@ async def exported() -> dict[str, set[str]]:
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
         for suffix in suffixes.get(family.type, ("",)):
             found[family.name + suffix] = declared[family.name] | ({"le"} if suffix == "_bucket" else set())
-    return found
+    return found | await exported_beside_workers()
+
+
+async def exported_beside_workers() -> dict[str, set[str]]:
+    """What the process above several workers adds."""
+    async with proxy_process(["http://127.0.0.1:9"], "--workers", "2", redis_url="embedded") as process:
+        await process.listening()
+        page = bytes((await exchange(process.port, "GET", "/metrics")).body).decode()
+    samples = [each for family in text_string_to_metric_families(page) for each in family.samples]
+    return {each.name: set(each.labels) for each in samples if each.name.startswith("warmroute_worker")}
 
 
 def queries() -> Iterator[tuple[str, str]]:
