@@ -46,9 +46,9 @@ export class Shadows {
     this.table = new Table(host, "What other policies would have found", [
       { head: "Policy", fill: (_, row) => row.policy },
       { head: "Requests", kind: "number", fill: (_, row) => count(row.requests) },
+      { head: "Best replica held", kind: "number", fill: (_, row) => share(row.available_rate) },
       { head: "Hit rate", kind: "number", fill: (_, row) => share(row.hit_rate) },
       { head: "First token, modelled", kind: "number", fill: (_, row) => seconds(row.modelled_ttft_seconds) },
-      { head: "Same replica", kind: "number", fill: (_, row) => share(row.agreed) },
     ]);
   }
 

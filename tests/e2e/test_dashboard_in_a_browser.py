@@ -121,7 +121,7 @@ PARTS: dict[str, Any] = json.loads("""{
         "saved_gpu_seconds": 1, "interval_95": [0, 2], "hit_rate": 1, "round_robin_hit_rate": 0,
         "seconds_per_token": 1e-5, "saved": {"currency": "c", "amount": 1}},
     "shadow": {"shadows": [
-        {"policy": "p", "requests": 1, "hit_rate": 0, "modelled_ttft_seconds": 1, "agreed": 1}]}
+        {"policy": "p", "requests": 1, "available_rate": 1, "hit_rate": 0, "modelled_ttft_seconds": 1}]}
 }""")
 """What else is told under /admin, with every text that there can be."""
 

@@ -57,7 +57,9 @@ def test_every_module_of_the_checkout_is_in_the_wheel(wheel):
         for package in ("proxy", "policies")
         for path in (ROOT / package).rglob("*.py")
     }
-    assert checkout <= set(wheel.namelist())
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "proxy" / "ui").iterdir()}
+    assert len(page) > 3
+    assert checkout | page <= set(wheel.namelist())
 
 
 def shipped() -> set[str]:
@@ -120,4 +122,11 @@ def test_the_wheel_runs_without_the_checkout(built, tmp_path):
 def test_the_sdist_can_be_read_and_built(built):
     with tarfile.open(built[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "proxy/cli.py", "policies/base.py"} <= names
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "proxy/cli.py",
+        "proxy/ui/app.js",
+        "policies/base.py",
+    } <= names
