@@ -13,6 +13,7 @@ from proxy.arms import point, root
 from proxy.fleet import Fleet
 from proxy.insight import Savings as SavingsTerms
 from proxy.record import Record
+from proxy.replica import Replica
 from proxy.router import RouteRequest
 from proxy.savings import GROUPS, Savings
 from proxy.shadow import Shadow
@@ -56,18 +57,29 @@ class Counterfactual(Collector):
 
     def read(self, records: Sequence[Record]) -> None:
         """Take in requests that have ended."""
-        for record in sorted(records, key=_began):
+        replies: dict[Replica, list[int]] = {}
+        everything, percent = bool(self.shadows), self._percent
+        asked: list[tuple[float, Record, RouteRequest]] = []
+        for record in records:
             lease = record.lease
             if lease is None or not record.prompt_tokens:
                 continue
-            if record.reported_prompt is not None and record.reported_cached is not None:
-                self.savings.count(
-                    record.reported_prompt,
-                    record.reported_cached,
-                    lease.replica.view.prefill_rate,
-                    timed=record.ttft is not None,
-                )
-            self._ask(record, lease.request)
+            prompt, cached = record.reported_prompt, record.reported_cached
+            if prompt is not None and cached is not None:
+                sums = replies.get(lease.replica)
+                if sums is None:
+                    sums = replies[lease.replica] = [0, 0, 0]
+                sums[0] += prompt
+                sums[1] += cached
+                sums[2] += record.ttft is not None
+            request = lease.request
+            at = point(root(request.keys, request.block_tokens, request.affinity) ^ OTHER_POINT)
+            if at < percent or everything:
+                asked.append((at, record, request))
+        for replica, (prompt, cached, timed) in replies.items():
+            self.savings.count(prompt, cached, replica.view.prefill_rate, timed=timed)
+        for at, record, request in sorted(asked, key=_began):
+            self._ask(at, record, request)
         self._forget()
 
     def collect(self) -> Iterable[Metric]:
@@ -126,17 +138,13 @@ class Counterfactual(Collector):
                 money.add_metric([self._currency, bound], amount)
         return [cached, saved, money]
 
-    def _ask(self, record: Record, request: RouteRequest) -> None:
+    def _ask(self, at: float, record: Record, request: RouteRequest) -> None:
         views = self._fleet.candidates(request.model)
         if not views:
             return
         decode = record.e2e - (record.ttft or 0.0)
         for each in self.shadows:
             each.see(request, views, self._capacity, record.started, decode)
-        if not self._percent:
-            return
-        start = root(request.keys, request.block_tokens, request.affinity) ^ OTHER_POINT
-        at = point(start)
         if at < self._percent:
             hit = self._round_robin.see(request, views, self._capacity, record.started, decode)
             self.savings.sample(int(at / self._percent * GROUPS), request.tokens, hit)
@@ -148,8 +156,8 @@ class Counterfactual(Collector):
                     each.forget(name)
 
 
-def _began(record: Record) -> float:
-    return record.started
+def _began(asked: tuple[float, Record, RouteRequest]) -> float:
+    return asked[1].started
 
 
 def _json(body: object) -> web.Response:

@@ -27,6 +27,6 @@ class Savings(Frozen):
     """what a GPU costs an hour; without it, savings are told in GPU-seconds only"""
     currency: Annotated[str, StringConstraints(pattern=r"^[A-Za-z$€£¥]{1,8}$")] = "USD"
     """of that price"""
-    sample: Annotated[float, Field(ge=0, le=1)] = 0.125
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.05
     """share of prompt starts that are also placed as round robin would, to know what it would have found
     cached; 0: savings are not told"""

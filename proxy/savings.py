@@ -15,8 +15,8 @@ from math import sqrt
 GROUPS = 16
 LEAST_TTFTS = 20
 """First tokens that were timed before the prefill's cost counts as measured rather than assumed."""
-FORGET = 0.999
-"""What a learned cost still weighs in its spread when the next comes."""
+FORGET = 0.9999
+"""What a learned cost still weighs in its spread when the next comes: about ten thousand count."""
 
 
 class Savings:
@@ -39,10 +39,10 @@ class Savings:
         self._hits = [0] * GROUPS
         self._weight = self._mean = self._spread = 0.0
 
-    def count(self, prompt: int, cached: int, tokens_per_second: float, *, timed: bool) -> None:
-        """A reply told `cached` of its prompt's tokens, on a replica that computes so many a second.
+    def count(self, prompt: int, cached: int, tokens_per_second: float, *, timed: int) -> None:
+        """Replies told `cached` of their prompts' tokens, on a replica that computes so many a second.
 
-        `timed`: its first token was seen to come.
+        `timed`: of how many of them the first token was seen to come.
         """
         cost = 1 / tokens_per_second
         self.prompt_tokens += prompt

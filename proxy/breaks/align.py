@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.breaks.pieces import CAPITAL, CUE, DATE, MASKED, TIMESTAMP, Piece, Placed
+from proxy.breaks.pieces import CAPITAL, CUE, DATE, KINDS, MASKED, TIMESTAMP, Piece, Placed
 
 TOOLS, DOCUMENTS = "reordered tools", "reordered documents"
 NAME, VALUE, WHITESPACE = "user name", "value", "whitespace"
@@ -78,11 +78,11 @@ def breaks(one: Sequence[Piece], other: Sequence[Placed]) -> list[Break]:
 def _changed(left: Piece, right: Piece, at: int) -> Break:
     """What differs in two pieces that are alike once masked."""
     kinds = [
-        (here[0], number)
+        (KINDS[right.kinds[number]], number)
         for number, (there, here) in enumerate(zip(left.masked, right.masked, strict=False))
         if there != here
     ]
-    variant = hash(right.masked)
+    variant = hash(right.masked.tobytes())
     if not kinds:
         kind = WHITESPACE
         if right.is_whole:  # the same object, its keys in another order

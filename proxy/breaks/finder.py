@@ -3,7 +3,7 @@
 Each prompt is laid beside the one that it shares most with among those seen lately, of which only hashes are
 kept. Where a break is, is its path, its kind and the masked words before it.
 
-Bounded: `EXEMPLARS` prompts of at most `MOST_PIECES` pieces, `MOST_BREAKS` breaks, `VARIANTS` values; 24 MB
+Bounded: `EXEMPLARS` prompts of at most `MOST_PIECES` pieces, `MOST_BREAKS` breaks, `VARIANTS` values; 32 MB
 whatever is sent, and a few for usual traffic. What is least recent is forgotten first.
 """
 

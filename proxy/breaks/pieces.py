@@ -23,7 +23,7 @@ CHARACTERS_PER_TOKEN = 4
 """Of English, by most tokenizers; the cost of a break is an estimate."""
 
 TIMESTAMP, DATE, UUID, COUNTER = "timestamp", "date", "uuid", "counter"
-_KINDS = (TIMESTAMP, DATE, UUID, COUNTER)
+KINDS = (TIMESTAMP, DATE, UUID, COUNTER)
 
 _MONTH = (
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
@@ -84,8 +84,10 @@ class Piece:
     """Hashes of the masked words."""
     marks: bytes
     """CAPITAL, CUE, MASKED for each word."""
-    masked: tuple[tuple[str, int], ...]
-    """(kind, hash) of each masked value."""
+    masked: "array[int]"
+    """Hash of each masked value."""
+    kinds: bytes
+    """Of each of them, as places in `KINDS`."""
     tokens: int
     """Estimated."""
 
@@ -148,11 +150,14 @@ def blank(text: str) -> str:
 
 
 def _make(text: str, canonical: str | None) -> Piece:
-    masked: list[tuple[str, int]] = []
+    masked: list[int] = []
+    kinds: list[int] = []
 
     def note(found: re.Match[str]) -> str:
         kind = found.lastgroup or ""
-        masked.append((kind, hash(found[0])))
+        if len(masked) < MOST_WORDS:
+            masked.append(hash(found[0]))
+            kinds.append(KINDS.index(kind))
         return f"\x00{kind}\x00"
 
     plain = _VOLATILE.sub(note, text if canonical is None else canonical)
@@ -164,7 +169,8 @@ def _make(text: str, canonical: str | None) -> Piece:
         is_whole=canonical is not None,
         words=array("q", map(hash, first)),
         marks=bytes(map(_mark, first)),
-        masked=tuple(masked[:MOST_WORDS]),
+        masked=array("q", masked),
+        kinds=bytes(kinds),
         tokens=max(1, len(text) // CHARACTERS_PER_TOKEN),
     )
 
