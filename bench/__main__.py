@@ -12,6 +12,7 @@ COMMANDS = {
     "admission": "classes and limits on a virtual clock: floods, long prompts, a sweep of limits",
     "canary": "a canary with better, equal and bad policies, on a virtual clock",
     "peers": "other routers on the same fleet, in turn: hits, latency, load, cost",
+    "breaks": "which planted prefix breaks are found among requests, and false alarms",
     "micro": "what the parts cost: keys, index, routing",
     "hop": "CPU a request costs in the proxy, beside any other proxy",
     "watched": "CPU that looking costs a request: dashboards, and what looks at traffic",
