@@ -5,10 +5,10 @@ import { Table, empty, make, once, say } from "./dom.js";
 import { NONE, count, percent, short } from "./figures.js";
 
 const MODES = {
-  events: "Its engine tells what it stores and evicts.",
-  stale: "Its events are not whole at the moment: believed in part.",
-  learned: "Its engine publishes nothing: predicted from what was sent there.",
-  bytes: "Prompts are not tokenised: predicted by blocks of text.",
+  events: "the engine tells what it stores and evicts",
+  stale: "its events are not whole at the moment, and believed in part",
+  learned: "the engine tells nothing; predicted from what was sent there",
+  bytes: "prompts are not tokenised; predicted by blocks of text",
 };
 
 function health(row) {
@@ -33,8 +33,7 @@ function state(cell, row) {
 }
 
 function mode(cell, row) {
-  const parts = once(cell, () => ({ text: make("abbr") }));
-  parts.text.title = MODES[row.index_mode] ?? "";
+  const parts = once(cell, () => ({ text: make("span", { class: "mode" }) }));
   parts.text.dataset.mode = row.index_mode ?? "";
   say(parts.text, row.index_mode ?? NONE);
 }
@@ -42,6 +41,7 @@ function mode(cell, row) {
 export class Fleet {
   constructor(host) {
     this.host = host;
+    this.lead = host.parentElement.querySelector(".lead");
     this.table = new Table(host, "Replicas", [
       { head: "Replica", fill: named },
       { head: "State", fill: state },
@@ -78,6 +78,8 @@ export class Fleet {
     this.routed = Math.max(0, ...routed.values());
     const rows = frame.replicas.map((row) => ({ ...row, requests: routed.get(row.name) ?? 0 }));
     this.table.show(rows, (row) => `${row.name} ${row.state === "leaving"}`);
+    const modes = Object.keys(MODES).filter((name) => rows.some((row) => row.index_mode === name));
+    say(this.lead, modes.map((name) => `Index ${name}: ${MODES[name]}.`).join(" "));
     empty(this.host, rows.length > 0 ? null : "The fleet is empty: POST /admin/replicas takes one in.");
   }
 }
