@@ -44,7 +44,7 @@ test-engines: install  ## the end-to-end tests against real vLLM replicas, named
 		"set WARMROUTE_TEST_ENGINES=http://host:port,... to running vLLM replicas"; exit 1; }
 	$(BIN)/python -m pytest -m engines tests/engines
 
-tools:  ## promtool, helm and kubernetes-validate into .tools: the tests of deploy/ that need them are skipped without
+tools:  ## promtool, helm and others into .tools: the tests of deploy/ that need them are skipped without
 	deploy/tools.sh
 
 # async-timeout: redis asks for it below Python 3.11.3 (Debian 12 has 3.11.2), whatever Python makes the lock.

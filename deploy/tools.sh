@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetch the tools that check what is in deploy/ into .tools/bin: promtool, helm, kubernetes-validate. Their tests say that they
-# were skipped where these are missing. Needs a Debian (or apt's configuration of one), Python and their package mirrors.
+# Fetch the tools that check what is in deploy/ into .tools/bin: promtool, helm, kubernetes-validate, and compose-validate, a few
+# lines over the compose specification's own types. Their tests say that they were skipped where these are missing. Needs a Debian (or apt's configuration of one), Python and their package mirrors.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,6 +18,18 @@ if [[ ! -x $tools/bin/kubernetes-validate ]]; then
   python3 -m venv "$tools/venv"
   "$tools/venv/bin/python" -m pip install -qq --disable-pip-version-check kubernetes-validate==1.37.0
   ln -sf ../venv/bin/kubernetes-validate "$tools/bin/kubernetes-validate"
+fi
+
+if [[ ! -x $tools/bin/compose-validate ]]; then
+  "$tools/venv/bin/python" -m pip install -qq --disable-pip-version-check compose-spec==0.2.1
+  cat >"$tools/bin/compose-validate" <<PYTHON
+#!$tools/venv/bin/python
+import sys, compose_spec
+options = compose_spec.PyOptions()
+options.apply_merge = True
+options.from_yaml(open(sys.argv[1]).read()).validate()
+PYTHON
+  chmod +x "$tools/bin/compose-validate"
 fi
 
 # A package that carries helm's own binary.

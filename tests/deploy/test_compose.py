@@ -31,6 +31,15 @@ def test_what_was_asked_for_is_there():
         assert part in SERVICES
 
 
+def test_it_is_what_the_specification_knows(tmp_path):
+    validate = tool("compose-validate")
+    run(validate, DEPLOY / "compose.yaml")
+    wrong = (DEPLOY / "compose.yaml").read_text().replace("stop_grace_period: 40s", "stop_grace_period: long")
+    (tmp_path / "compose.yaml").write_text(wrong)
+    with pytest.raises(AssertionError, match="duration"):
+        run(validate, tmp_path / "compose.yaml")
+
+
 def test_no_service_is_waited_for_that_is_not_there():
     for service in SERVICES.values():
         assert set(service.get("depends_on", ())) <= SERVICES.keys()
