@@ -11,6 +11,7 @@ COMMANDS = {
     "whatif": "replicas, cache, rates, index delay, proxies: what each would change, on a virtual clock",
     "admission": "classes and limits on a virtual clock: floods, long prompts, a sweep of limits",
     "canary": "a canary with better, equal and bad policies, on a virtual clock",
+    "article": "the experiment of the article behind this project, in its own terms",
     "peers": "other routers on the same fleet, in turn: hits, latency, load, cost",
     "breaks": "which planted prefix breaks are found among requests, and false alarms",
     "micro": "what the parts cost: keys, index, routing",

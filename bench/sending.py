@@ -62,25 +62,26 @@ async def send(
                 await one(number, monotonic())
 
         left = iter(range(len(ordered)))
-        start = monotonic() + 0.05
-        if concurrency is not None:
-            start -= 0.05
-            tasks.update(loop.create_task(worker()) for _ in range(concurrency))
-            for task in tasks:
+        start = monotonic() + (0.05 if concurrency is None else 0.0)
+        try:
+            if concurrency is not None:
+                tasks.update(loop.create_task(worker()) for _ in range(concurrency))
+                for task in tasks:
+                    task.add_done_callback(tasks.discard)
+            for number in left if concurrency is None else ():
+                due = start + ordered[number].due
+                if await _stopped_within(stop, due - monotonic()):
+                    break
+                task = loop.create_task(one(number, due))
+                tasks.add(task)
                 task.add_done_callback(tasks.discard)
-        for number in left if concurrency is None else ():
-            due = start + ordered[number].due
-            if await _stopped_within(stop, due - monotonic()):
-                break
-            task = loop.create_task(one(number, due))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        while tasks and not await _stopped_within(stop, 0.05):
-            pass
-        running = list(tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+            while tasks and not await _stopped_within(stop, 0.05):
+                pass
+        finally:  # also where the command itself is told to end
+            running = list(tasks)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
     return records
 
 
