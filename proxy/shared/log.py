@@ -2,8 +2,8 @@
 
 Each entry carries a number one higher than the entry before it, whoever wrote that: Redis counts. So a reader
 that was skipped entries (XREAD says nothing of those trimmed) or a log that was lost is noticed at the next
-entry. `Outbox` sends what this proxy tells the others: whatever is waiting goes as one entry as soon as the
-one before is written, without a timer. Bounded at both ends; what does not reach Redis is lost, and counted.
+entry. `Outbox` sends what this proxy tells the others: whatever is waiting goes as one entry, at once unless
+much is told. Bounded at both ends; what does not reach Redis is lost, and counted.
 """
 
 from __future__ import annotations  # array[int] is no class before Python 3.12
@@ -11,6 +11,7 @@ from __future__ import annotations  # array[int] is no class before Python 3.12
 import asyncio
 import time
 from collections import deque
+from math import exp
 
 from redis.exceptions import RedisError
 
@@ -95,8 +96,13 @@ class Log:
         await self.link.script(scripts.FORGET, keys, args)
 
 
-LINGER = 0.005
-"""Seconds between two entries while more waits: one costs as much as routing several requests."""
+LINGER = 0.01
+"""Seconds between two entries while much is told: one costs as much as routing several requests, here,
+in Redis and at every reader."""
+MUCH = 300.0
+"""Records a second from which on they are told together; up to there each is told at once."""
+RATE_SECONDS = 0.1
+"""Time constant of that rate."""
 
 
 class Outbox:
@@ -108,6 +114,9 @@ class Outbox:
         self._waiting: deque[tuple[Record, int]] = deque()
         self._bytes = 0
         self._since = 0.0
+        self._rate = 0.0
+        """Records a second, of late."""
+        self._sent_at = time.monotonic()
         self._forgotten: dict[str, None] = {}
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -147,8 +156,8 @@ class Outbox:
             self._work.clear()
             while self._waiting or self._forgotten:
                 try:
-                    await self._send()
-                    if self._waiting:  # more came meanwhile: under load one entry tells of many placements
+                    full = await self._send()
+                    if not full and (self._waiting or self._rate > MUCH):
                         await asyncio.sleep(LINGER)
                 except Exception as error:  # noqa: BLE001 - whatever it was, the next may be sent
                     self._counts.failures += 1
@@ -163,12 +172,13 @@ class Outbox:
         """Return when nothing waits."""
         await self._idle.wait()
 
-    async def _send(self) -> None:
+    async def _send(self) -> bool:
+        """Send an entry; whether it is full."""
         await self._log.agreed.wait()
         for replica in tuple(self._forgotten):
             await self.forgetting(replica)
         if not self._waiting:
-            return
+            return False
         since, sent, parts, size = self._since, 0, [], 0
         while self._waiting and size < BODY:
             record, cost = self._waiting.popleft()
@@ -177,7 +187,9 @@ class Outbox:
             parts.append(part)
             size += len(part)
             sent += 1
-        self._since = time.monotonic()  # close enough for what is left
+        self._since = now = time.monotonic()  # close enough for what is left
+        elapsed, self._sent_at = max(now - self._sent_at, 1e-6), now
+        self._rate += (sent / elapsed - self._rate) * (1 - exp(-elapsed / RATE_SECONDS))
         body = b"".join(parts)
         self._log.sending(body, since)
         try:
@@ -187,6 +199,7 @@ class Outbox:
             self._counts.publications_dropped += sent
             raise
         self._counts.published += sent
+        return size >= BODY
 
     def _start(self) -> None:
         self._idle.clear()
