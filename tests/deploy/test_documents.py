@@ -41,6 +41,9 @@ def _warmroute(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["http://127.0.0.1:1" if word in PLACEHOLDERS else word for word in words]
     first = words[0] if words and not words[0].startswith("-") else "serve"
     with tempfile.TemporaryDirectory() as directory:
+        bodies = Path(directory) / "FILE"
+        bodies.write_text('{"model": "m", "messages": [{"role": "user", "content": "Where?"}]}\n')
+        words = [str(bodies) if word == "FILE" else word for word in words]
         for name, value in command.variables.items():
             file = Path(directory) / name
             if name.endswith("_FILE"):

@@ -10,6 +10,7 @@ DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
     "bench/README.md",
+    "deploy/FAQ.md",
     "deploy/README.md",
     "deploy/SCALE.md",
     "policies/README.md",
