@@ -228,6 +228,8 @@ class Proxy:
         )
         self._insights = Insights(settings, by_policy, self.metrics, self.ledger, exchanges)
         self._insights.serve(admin)
+        if link is not None and redis_url.parse(settings.redis_url).shared:
+            self._insights.share(link, settings.namespace)
         self._recorder = None
         if settings.record is not None:
             self._recorder = Recorder(settings.record, settings.record_mb << 20)

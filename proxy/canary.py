@@ -150,6 +150,21 @@ class Canary:
             self._before.clear()
         self._enter(self._stages.index(percent), now, "by_hand", f"an operator gave it {percent:g} %")
 
+    def adopt(self, percent: float, phase: Phase, reason: str, why: str, now: float) -> None:
+        """Be where another proxy's is that tries the same."""
+        if self.phase is Phase.BASELINE and phase is not Phase.BASELINE:
+            self._compare_before()
+        if percent != self.percent:
+            if percent > 0 and percent not in self._stages:
+                self._stages = sorted({*self.terms.stages, percent})
+                self._bands = _bands(self._stages)
+                self._before.clear()
+            self._stage = self._stages.index(percent) if percent > 0 else -1
+            self.percent, self._since, self._breached = percent, now, None
+            self._settled = not self.terms.settle_seconds
+            self._bands.clear()
+        self._tell(phase, reason, why)
+
     def told(self, now: float) -> dict[str, object]:
         """Its state as an operator reads it."""
         canary, main = self._bands.sides(self.percent)
@@ -186,9 +201,12 @@ class Canary:
             return
         if any(side.requests < least for side in self._bands.sides(self._stages[0])):
             return
-        for stage in self._stages:
-            self._before[stage] = before(*self._bands.sides(stage), least)
+        self._compare_before()
         self._enter(0, now, "promoted", "it begins")
+
+    def _compare_before(self) -> None:
+        for stage in self._stages:
+            self._before[stage] = before(*self._bands.sides(stage), self.terms.min_requests)
 
     def _judge(self, now: float) -> None:
         terms = self.terms

@@ -14,6 +14,8 @@ from proxy.exchange import Exchanges
 from proxy.ledger import Ledger
 from proxy.metrics import Metrics
 from proxy.router import Router
+from proxy.shared.client import Link
+from proxy.shared.stage import SharedStage
 from proxy.tasks import Tasks
 from proxy.trial import STEP_SECONDS, Trials
 
@@ -24,6 +26,7 @@ class Insights:
     def __init__(
         self, settings: Settings, main: Router, metrics: Metrics, ledger: Ledger, exchanges: Exchanges
     ) -> None:
+        self._stage: SharedStage | None = None
         self.trials = Trials(settings.canary, main, settings.policy_params, monotonic)
         self.trials.splits = partial(setattr, exchanges, "split")
         self.trials.begin()
@@ -59,8 +62,23 @@ class Insights:
         if self.breaks is not None:
             admin.serve("GET", "/admin/breaks", self.breaks.show)
 
+    def share(self, link: Link, namespace: str) -> None:
+        """Have one stage of a canary with the other proxies on that Redis."""
+        self._stage = SharedStage(link, namespace=namespace)
+
     def start(self, tasks: Tasks) -> None:
         """Do what is done from time to time."""
-        tasks.every("canary", STEP_SECONDS, self.trials.step)
+        tasks.every("canary", STEP_SECONDS, self._judge)
         if self.breaks is not None:
             tasks.every("breaks", self.breaks.sampler.interval, self.breaks.sampler.step)
+
+    async def _judge(self) -> None:
+        trials = self.trials
+        trials.step()
+        if self._stage is not None:
+            trial = trials.current
+            if trial is None:
+                await self._stage.step(None, "", monotonic())
+            else:
+                await self._stage.step(trial.canary, trial.what, monotonic())
+                trials.step()

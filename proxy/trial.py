@@ -48,6 +48,12 @@ class Trial:
             self.other.among = _only(lambda view: view.name in names)
             main.among = _only(lambda view: view.name not in names)
 
+    @property
+    def what(self) -> str:
+        """All that is tried, in words that every proxy uses for it."""
+        terms = self.canary.terms.model_dump(include={"replicas", "stages"})
+        return msgspec.json.encode((self.main.name, self.other.name, self.params, terms)).decode()
+
     def router(self, request: RouteRequest) -> Router:
         """Whose the request is, by how its prompt begins; an unknown prompt is the main side's."""
         start = root(request.keys, request.block_tokens, request.affinity)
