@@ -16,7 +16,7 @@ DOCUMENTS = [
     "policies/README.md",
 ]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(r"(?<!`)`((?:warmroute|make|python -m bench|pip) [^`\n]+)`(?!`)")
+_INLINE = re.compile(r"(?<!`)`((?:(?:\.venv/bin/)?warmroute|make|python -m bench|pip) [^`\n]+)`(?!`)")
 _ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 _HEADER = re.compile(r"[a-z-]+: ")
 
