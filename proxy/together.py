@@ -3,9 +3,7 @@
 Invariant: what came by way of the supervisor goes no further.
 """
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
@@ -14,12 +12,13 @@ from proxy import bodies
 from proxy.admin import SPEC_BYTES, Admin
 from proxy.errors import Conflict
 from proxy.figures import Frame, merged
+from proxy.workers.lists import LISTS, Listed
 from proxy.workers.orders import Answer, Order, order
 from proxy.workers.siblings import Siblings
 
 _CHANGES = ("POST", "PUT", "PATCH", "DELETE")
 _REPLICAS = "/admin/replicas/"
-_REQUESTS = "/admin/requests"
+_REQUEST = "/admin/requests/"
 _OVERVIEW = "/admin/overview"
 ALONE = "a canary is judged by one process: run the proxy with WARMROUTE_WORKERS=1 for it"
 
@@ -43,10 +42,10 @@ class Together:
                 raise Conflict(ALONE)
             body = await bodies.read(request, SPEC_BYTES, self._seconds)
             return _response(await self._siblings.order(_order(request, body)))
-        if request.method == "GET" and path.startswith(_REQUESTS):
+        if request.method == "GET" and (path in LISTS or path.startswith(_REQUEST)):
             answers = await self._siblings.ask(_order(request, b""))
-            if path == _REQUESTS:
-                return _response(_latest(answers, request.rel_url.query.get("limit")))
+            if path in LISTS:
+                return _response(_listed(answers, LISTS[path], request.rel_url.query))
             return _response(min(answers, key=lambda answer: answer.status))  # found, if by anyone
         mine = await self._admin.handle(request, path)
         if path == _OVERVIEW and isinstance(mine, web.Response) and isinstance(mine.body, bytes):
@@ -74,15 +73,13 @@ def _order(request: web.BaseRequest, body: bytes) -> Order:
     return order(request.method, request.raw_path, request.raw_headers, body)
 
 
-def _latest(answers: Sequence[Answer], limit: str | None) -> Answer:
-    """Every worker's latest requests as one list; where one refuses, all do."""
+def _listed(answers: Sequence[Answer], join: Listed, query: Mapping[str, str]) -> Answer:
+    """Every worker's rows as one list; where one refuses, all do."""
     worst = max(answers, key=lambda answer: answer.status)
     if worst.status != web.HTTPOk.status_code:
         return worst
-    lists: list[list[dict[str, Any]]] = [msgspec.json.decode(answer.body)["requests"] for answer in answers]
-    found = sorted(chain(*lists), key=lambda each: -each["ended"])
-    most = max(map(len, lists)) if limit is None else int(limit)
-    return worst._replace(body=msgspec.json.encode({"requests": found[:most]}))
+    told = join([msgspec.json.decode(answer.body) for answer in answers], query)
+    return worst._replace(body=msgspec.json.encode(told))
 
 
 def _response(answer: Answer) -> web.Response:

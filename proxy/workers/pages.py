@@ -14,7 +14,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 SUMMED = frozenset(
-    ("warmroute_replica_inflight", "warmroute_replica_queued_tokens", "warmroute_queue_length")
+    f"warmroute_{name}"
+    for name in (
+        *("replica_inflight", "replica_queued_tokens", "queue_length"),
+        *("breaks_tokens_per_day", "saved_gpu_seconds", "saved_money"),
+    )
 )
 """Gauges of what each worker has for itself."""
 COUNTED = frozenset(("counter", "histogram", "summary"))
