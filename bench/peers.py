@@ -35,12 +35,12 @@ from bench.command import ended
 from bench.engine_prompt import TOKENIZER, EnginePrompt
 from bench.intervals import SHARES
 from bench.measures import spread as unevenness
-from bench.peers_cases import REPLICAS, Case, chosen
-from bench.plan import Planned, best_hits, prepare
+from bench.peers_cases import Case, chosen, of_trace
+from bench.peers_plans import Fleet, plans
+from bench.plan import Planned, best_hits
 from bench.record import Record, hit_rate, quantile
 from bench.routers import Router, Running, Shared
 from bench.sending import send
-from bench.workloads import generate
 
 OUT = Path("bench/out/peers")
 TIMEOUT = 60.0
@@ -50,34 +50,11 @@ DOWN_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Fleet:
-    """The replicas of a case."""
-
-    urls: Sequence[str]
-    model: str
-    block_size: int
-    blocks: int
-    prompt: EnginePrompt
-    simulated: bool
-
-
-@dataclass(slots=True)
 class Window:
     """One router in one case with one seed."""
 
     records: list[Record]
     figures: dict[str, Any]
-
-
-def plans(case: Case, fleet: Fleet, seed: str, duration: float, warm_up: float) -> tuple[list[Planned], ...]:
-    """What is sent, and what is sent before it with other prompts."""
-
-    def made(seconds: float, name: str) -> list[Planned]:
-        shape = replace(case.shape, rate=case.rate, requests=round(case.rate * seconds))
-        arrivals = generate(case.workload, shape, name)
-        return prepare(arrivals, fleet.prompt, model=fleet.model, block_size=fleet.block_size)
-
-    return made(duration, seed), made(warm_up, f"{seed}/warm-up")
 
 
 async def window(
@@ -192,7 +169,17 @@ async def run(arguments: argparse.Namespace, command: str) -> int:
     """Measure, write, tell."""
     console = Console()
     arms = [routers.arm(name) for name in [*arguments.routers.split(","), *arguments.others]]
-    cases = chosen(arguments.cases)
+    cases = chosen(arguments.cases) if arguments.cases else []
+    cases += [
+        of_trace(
+            source,
+            replicas=arguments.replicas,
+            scale_tokens=arguments.scale_tokens,
+            rate=arguments.rate,
+            cache=arguments.cache,
+        )
+        for source in arguments.trace
+    ]
     if arguments.engines:
         cases = [case for case in cases if case.midway != "replica" and case.cache == 1]
     windows: list[dict[str, Any]] = []
@@ -205,7 +192,7 @@ async def run(arguments: argparse.Namespace, command: str) -> int:
                 fleet = await _fleet(stack, case, arguments)
                 for number in range(1, arguments.repeats + 1):
                     seed = f"{arguments.seed}/{case.name}/{number}"
-                    plan, warm_up = plans(case, fleet, seed, arguments.duration, arguments.warm_up)
+                    plan, warm_up = plans(case, fleet, seed, arguments.duration, arguments.warm_up, number)
                     for router in arms:
                         if router.name in failures:
                             continue
@@ -235,7 +222,7 @@ async def _fleet(stack: AsyncExitStack, case: Case, arguments: argparse.Namespac
         spec = case.spec
         flags = ["--profile", spec.name, "--cache-tokens", str(spec.cache_tokens), "--kv-events", "vllm"]
         flags += ["--prefill-tokens-per-s", str(spec.prefill_tokens_per_s)]
-        started = processes.engines(REPLICAS, flags, arguments.out / "engines.log")
+        started = processes.engines(case.replicas, flags, arguments.out / "engines.log")
         urls = (await stack.enter_async_context(started)).urls
     async with aiohttp.ClientSession() as session:
         first = await endpoint.look(session, urls[0], None)
@@ -288,6 +275,11 @@ def parser() -> argparse.ArgumentParser:
     runner.add_argument("others", nargs="*", metavar="NAME=COMMAND", help="more routers")
     runner.add_argument("--routers", default="direct,smg,sglang-router,vllm-router,warmroute")
     runner.add_argument("--cases", default="all", help=f"of {', '.join(case.name for case in chosen('all'))}")
+    runner.add_argument("--trace", action="append", default=[], metavar="FORMAT:PATH", help="a case more")
+    runner.add_argument("--scale-tokens", type=int, default=64, help="of a trace: tokens for each of its ids")
+    runner.add_argument("--rate", type=float, default=8.0, help="of a trace: requests a second")
+    runner.add_argument("--replicas", type=int, default=8, help="of a trace: simulated replicas")
+    runner.add_argument("--cache", type=float, default=1.0, help="of a trace: caches, of the usual")
     runner.add_argument("--engines", help="running real replicas: A,B,C; default: simulated ones")
     runner.add_argument("--repeats", type=int, default=3)
     runner.add_argument("--duration", type=float, default=30.0, help="seconds of a window")
@@ -305,7 +297,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"installed in {routers.HOME}")
         return 0
     try:
-        chosen(arguments.cases)
+        chosen(arguments.cases or "all")
         for name in [*arguments.routers.split(","), *arguments.others]:
             routers.arm(name)
     except ValueError as error:

@@ -33,6 +33,12 @@ class Case:
     """Behind a balancer that draws one of them for each request."""
     cache: float = 1.0
     """How much of `CACHE_TOKENS` a replica has."""
+    replicas: int = REPLICAS
+    """Simulated ones."""
+    trace: str | None = None
+    """FORMAT:PATH, instead of the workload: each repeat takes the next of its requests."""
+    scale_tokens: int = 64
+    """Tokens that stand for one of a trace's ids, so that its long prompts are a load for two slow cores."""
     midway: str | None = None
     """`replica`: one is restarted in the middle, under load. `router`: all are, between two halves, the
     second of which is measured: what do they still know?"""
@@ -75,6 +81,21 @@ CASES: Sequence[Case] = (
         rate=5.0,
     ),
 )
+
+
+def of_trace(source: str, *, replicas: int, scale_tokens: int, rate: float, cache: float) -> Case:
+    """A trace as a case."""
+    name = source.rpartition("/")[2].partition(".")[0]
+    return Case(
+        f"{name}-{replicas}",
+        f"{name}, {scale_tokens} tokens an id, {replicas} replicas",
+        "shared",
+        rate=rate,
+        cache=cache,
+        replicas=replicas,
+        trace=source,
+        scale_tokens=scale_tokens,
+    )
 
 
 def chosen(names: str) -> list[Case]:

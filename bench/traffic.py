@@ -81,7 +81,7 @@ class Traffic:
         )
         if self.scale_tokens is None:
             return arrivals
-        return [_scaled(arrival, self.scale_tokens) for arrival in arrivals]
+        return [scaled(arrival, self.scale_tokens) for arrival in arrivals]
 
 
 def read(
@@ -103,7 +103,7 @@ def read(
     raise ValueError(f"a trace is FORMAT:PATH with one of {', '.join(FORMATS)}, not {source!r}")
 
 
-def _scaled(arrival: Arrival, tokens: int) -> Arrival:
+def scaled(arrival: Arrival, tokens: int) -> Arrival:
     """So many tokens for each of the trace's ids: what is shared stays shared, only shorter."""
     prompt = arrival.prompt
     if isinstance(prompt, Blocks):
