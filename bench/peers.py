@@ -203,6 +203,7 @@ async def run(arguments: argparse.Namespace, command: str) -> int:
                         except RuntimeError as error:
                             failures[router.name] = f"{case.name}: {error}"
                             console.print(f"[red]{router.name} is left out: {error}", soft_wrap=True)
+                            _write(arguments, arms, cases, windows, records, failures, command, fleet)
                             continue
                         records.setdefault((case.name, router.name), []).append(done.records)
                         windows.append(

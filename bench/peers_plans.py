@@ -1,4 +1,4 @@
-"""What routers are given to do: a case's requests, and what comes before them. Pure but for a trace's file."""
+"""What routers are given to do: a case's requests, and what comes before. Pure but for a trace's file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

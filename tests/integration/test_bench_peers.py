@@ -1,4 +1,4 @@
-"""Routers beside each other: one that works, one that does not start, and none at all; restarts in the middle."""
+"""Routers beside each other: one that works, one that does not start, none at all; a restart midway."""
 
 import json
 import sys
