@@ -47,6 +47,12 @@ test-engines: install  ## the end-to-end tests against real vLLM replicas, named
 tools:  ## promtool, helm and others into .tools: the tests of deploy/ that need them are skipped without
 	deploy/tools.sh
 
+test-llama-cpp: install  ## the same against real llama.cpp servers, named in WARMROUTE_TEST_LLAMA_CPP
+	@test -n "$$WARMROUTE_TEST_LLAMA_CPP" || { echo "test-llama-cpp: NOT RUN, there are no servers:" \
+		"set WARMROUTE_TEST_LLAMA_CPP=http://host:port,... to running llama-server, and" \
+		"WARMROUTE_TEST_TOKENIZER to the directory of their model's tokenizer"; exit 1; }
+	$(BIN)/python -m pytest -m engines tests/llama_cpp
+
 # async-timeout: redis asks for it below Python 3.11.3 (Debian 12 has 3.11.2), whatever Python makes the lock.
 REQUIREMENTS = import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
 	print('async-timeout', *p['project']['dependencies'], *p['dependency-groups'].get(sys.argv[1], ()), sep='\n'); \

@@ -9,7 +9,9 @@ that is taken serves nobody else, so the same prompt at once on two slots is com
 
 Whether there is a cache in memory, and how much it keeps, the server does not tell: what it should hold is
 remembered, but not believed before answers have shown it. Blocks stand for tokens; where that leaves two
-slots that the server may have taken, what either would have lost is not claimed. Only what is shared by less
+slots that the server may have taken, what either would have lost is not claimed. An answer comes back in the
+next turn as text, which need not give the tokens that were generated: it counts once answers have been seen
+to come back as they were. Only what is shared by less
 than a block goes unseen: a short prompt may take another slot than the one foretold, and the next report
 corrects it.
 
@@ -45,10 +47,12 @@ LEAST_SHOWN, MOST_SHOWN = 2, 4
 class Kept:
     """A prompt and its answer, in a slot or put aside."""
 
-    __slots__ = ("keys", "taken", "tick", "used")
+    __slots__ = ("keys", "prompt", "taken", "tick", "used")
 
-    def __init__(self, keys: array[int]) -> None:
+    def __init__(self, keys: array[int], prompt: int) -> None:
         self.keys = keys
+        self.prompt = prompt
+        """Blocks of the prompt; those after it are the answer's, made of its text."""
         self.tick = 0
         """Which placement it was that took it last."""
         self.used = 0
@@ -75,7 +79,9 @@ class SlotPlacement(Placement):
     slots: Slots
     slot: Kept | None
     depth: int
-    """Blocks that the slot itself held."""
+    """Blocks that the slot itself held, of its prompt."""
+    answered: int
+    """The same with those of its answer, if that comes back as it was; 0 if no answer is in play."""
     aside: int
     """Blocks that would have come from memory, if the server has a cache there; 0 if none."""
     ended: bool = False
@@ -93,7 +99,8 @@ class _Choice(NamedTuple):
 
     slot: Kept
     depth: int
-    """Blocks that the slot's content shares with it."""
+    answered: int
+    """Both as for a placement."""
     puts_aside: bool
     aside: Kept | None
     """What was put aside and serves it better."""
@@ -107,13 +114,15 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         """`count` is at least 1."""
-        self._slots = [Kept(array("Q")) for _ in range(count)]
+        self._slots = [Kept(array("Q"), 0) for _ in range(count)]
         self._uses = 0
         self._aside: list[Kept] = []
         """Oldest first."""
         self._room = ASIDE_BLOCKS
         self._shown = 0
         """How often it was, less how often it was not."""
+        self._same = 0
+        """How often an answer came back as it was, less how often it did not."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -131,13 +140,11 @@ class Slots:
     def depth(self, keys: array[int]) -> int:
         """Blocks of a prompt that it would not compute, sent now."""
         choice = self._choose(keys)
-        if choice is None:
-            return 0
-        return choice.aside_depth if self.keeps_aside and choice.aside is not None else choice.depth
+        return 0 if choice is None else self._claim(choice)
 
     def place(self, replica: str, keys: array[int], tick: int) -> SlotPlacement:
         """A prompt is sent."""
-        placement = SlotPlacement(replica, keys, 0, 0, tick, (), False, self, None, 0, 0)
+        placement = SlotPlacement(replica, keys, 0, 0, tick, (), False, self, None, 0, 0, 0)
         self._seat(placement)
         return placement
 
@@ -145,7 +152,8 @@ class Slots:
         """Its answer begins: if it had to wait for a slot, it has got one."""
         if placement.slot is not None or (slot := self._seat(placement)) is None:
             return
-        placement.before = placement.depth = placement.aside = 0  # nobody foretold what that slot would hold
+        # Nobody foretold what that slot would hold.
+        placement.before = placement.depth = placement.answered = placement.aside = 0
         if placement.ended:
             self.leave(slot)
 
@@ -168,12 +176,15 @@ class Slots:
 
     def confirm(self, placement: SlotPlacement, reported: int) -> None:
         """Learn from what the server found, in blocks. One block of difference is no evidence."""
-        if placement.aside >= placement.depth + SHOWN:
+        if placement.aside >= max(placement.depth, placement.answered) + SHOWN:
             if abs(reported - placement.aside) <= 1:
                 self._shown = min(self._shown + 1, MOST_SHOWN)
             elif reported + 1 < placement.aside:
                 self._dropped()
                 return
+        if placement.answered and reported + 1 >= placement.depth:
+            self._same = min(self._same + 1, MOST_SHOWN) if reported + 1 >= placement.answered else 0
+            return
         if reported + 1 >= placement.before:
             return
         for kept in (*self._slots, *self._aside):  # others use this server, or it has restarted
@@ -203,9 +214,8 @@ class Slots:
         depth = max(shared)
         alike = [slot for slot, common in zip(free, shared, strict=True) if common == depth] if depth else []
         oldest = min(free, key=lambda slot: slot.used)
-        if depth and depth + 0.5 > SIMILAR * (
-            len(keys) + 0.5
-        ):  # half a block: what is shared does not end with one
+        likely = SIMILAR * (len(keys) + 0.5)  # what is shared does not end with a block
+        if depth and depth + 0.5 > likely:
             best, puts_aside = alike[0], depth < HALF * len(alike[0].keys)
             is_sure = depth > SIMILAR * (len(keys) + 1)
             doubtful = alike[1:] if is_sure or oldest is best else [*alike[1:], oldest]
@@ -215,15 +225,26 @@ class Slots:
             is_sure = depth + 1 <= SIMILAR * len(keys)
             doubtful = [] if is_sure else [slot for slot in alike if slot is not oldest]
             depth = oldest.common(keys)
-        aside, longest = None, depth
+        common = depth
+        depth, answered = min(common, best.prompt), common if common > best.prompt + 1 else 0
+        aside, longest = None, common
         if puts_aside:
-            share = depth / len(best.keys) if best.keys else 0.0
+            share = common / len(best.keys) if best.keys else 0.0
             for kept in self._aside:
                 common = kept.common(keys)
                 kept_share = common / len(kept.keys)
                 if common > longest and kept_share > share and kept_share >= LEAST_KEPT:
                     aside, longest, share = kept, common, kept_share
-        return _Choice(best, depth, puts_aside, aside, longest if aside is not None else 0, doubtful)
+        if aside is None:
+            longest = 0
+        elif not self._same:
+            longest = min(longest, aside.prompt)
+        return _Choice(best, depth, answered, puts_aside, aside, longest, doubtful)
+
+    def _claim(self, choice: _Choice) -> int:
+        """Blocks that are sure not to be computed."""
+        own = max(choice.depth, choice.answered) if self._same else choice.depth
+        return max(own, choice.aside_depth) if self.keeps_aside else own
 
     def _seat(self, placement: SlotPlacement) -> Kept | None:
         keys = placement.keys
@@ -234,15 +255,14 @@ class Slots:
         if choice.aside is not None:
             self._aside.remove(choice.aside)
         if choice.puts_aside and slot.keys:
-            self._put_aside(Kept(slot.keys))
+            self._put_aside(Kept(slot.keys, slot.prompt))
         for other in choice.doubtful:  # what it holds beyond the shared part is lost, in it or in the other
             other.keys = other.keys[: other.common(keys)]
         placement.aside = choice.aside_depth
-        placement.depth = placement.before = choice.depth
-        if self.keeps_aside:
-            placement.before = max(choice.depth, choice.aside_depth)
+        placement.depth, placement.answered = choice.depth, choice.answered
+        placement.before = self._claim(choice)
         placement.slot = slot
-        slot.keys, slot.tick, slot.taken = keys, placement.tick, True
+        slot.keys, slot.prompt, slot.tick, slot.taken = keys, len(keys), placement.tick, True
         return slot
 
     def _put_aside(self, new: Kept) -> None:

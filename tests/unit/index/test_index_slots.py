@@ -181,8 +181,30 @@ def test_one_that_had_to_wait_and_is_over_leaves_its_prompt_in_a_free_slot():
     assert slots.depth(prompt(1, 300)) == 0
 
 
+def test_an_answer_counts_once_answers_have_come_back_as_they_were():
+    slots = Slots(1)
+
+    def turn(number: int, length: int, finds: int) -> int:
+        """A turn of a conversation and its answer of 50 blocks; what was foretold."""
+        placement = slots.place("r", prompt(1, length), number)
+        foretold = placement.before
+        placement.over()
+        slots.confirm(placement, finds)
+        slots.extend(placement, prompt(1, length + 50))
+        return foretold
+
+    assert turn(1, 300, 0) == 0
+    assert turn(2, 400, 350) == 300  # nobody knew
+    assert turn(3, 500, 450) == 450
+    assert turn(4, 600, 520) == 550  # the text of that answer gives other tokens
+    assert turn(5, 700, 600) == 600
+    slots.place("r", prompt(2, 300), 6).over()
+    assert slots.depth(prompt(2, 300)) == 300
+
+
 def test_an_answer_extends_its_slot_until_another_has_taken_it():
     slots = Slots(1)
+    slots._same = 1
     turn, whole = prompt(1, 300), prompt(1, 350)
     first = slots.place("r", turn, 1)
     first.over()
@@ -248,7 +270,7 @@ def test_the_index_that_routing_asks_keeps_slots_apart_from_what_others_hold():
     placement.over()
     assert index.match(keys) == {"vllm": 300, "llama": 300}
     index.predict("llama", prompt(1, 320), after=placement)
-    assert index.match(prompt(1, 320)) == {"vllm": 300, "llama": 320}
+    assert index.match(prompt(1, 320)) == {"vllm": 300, "llama": 300}  # answers count once seen to come back
     assert (index.blocks("llama"), index.size()) == (320, 620)
     index.keep_slots("llama", 2)
     assert index.blocks("llama") == 320
