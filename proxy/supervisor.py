@@ -107,15 +107,9 @@ class Supervisor:
     async def _keep(self, number: int) -> None:
         """See that there is a worker of this number, until the end."""
         delay = FIRST_DELAY
-        while not self._ending.is_set():
+        while True:
             began = monotonic()
-            child = await Child.start(number, share(self._settings, number), self._sockets, self._serve)
-            await self._take_in(child)
-            if self._ending.is_set():
-                child.signal(signal.SIGTERM)
-            status = await child.ended()
-            self._pages.end(child.page)
-            del self._children[number]
+            status, who = await self._live(number)
             if self._ending.is_set():
                 return
             if status == 1 and not self._serving.is_set():  # it has said why
@@ -123,7 +117,6 @@ class Supervisor:
                 self._signalled(signal.SIGTERM)
                 return
             self._restarts += 1
-            who = f"worker {number} (pid {child.pid})"
             logger.warning("%s has ended with status %d: another takes its place", who, status)
             delay = FIRST_DELAY if monotonic() - began > LASTING else min(2 * delay, LAST_DELAY)
             try:
@@ -131,6 +124,23 @@ class Supervisor:
                     await self._ending.wait()
             except TimeoutError:
                 pass
+            else:
+                return
+
+    async def _live(self, number: int) -> tuple[int, str]:
+        """One worker from its start to its end: its exit status, and what to call it."""
+        try:
+            child = await Child.start(number, share(self._settings, number), self._sockets, self._serve)
+        except (OSError, ValueError) as error:  # no room for a process, or the sockets were just closed
+            logger.error("worker %d cannot be started: %s", number, error)
+            return -1, f"worker {number}"
+        await self._take_in(child)
+        if self._ending.is_set():
+            child.signal(signal.SIGTERM)
+        status = await child.ended()
+        self._pages.end(child.page)
+        del self._children[number]
+        return status, f"worker {number} (pid {child.pid})"
 
     async def _take_in(self, child: Child) -> None:
         """Tell a new worker what the others know, between two orders; it hears all that follow."""

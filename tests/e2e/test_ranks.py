@@ -16,6 +16,7 @@ from tests.support.admin import TOKEN, admin, are_up, replicas
 from tests.support.client import exchange
 from tests.support.eventually import eventually
 from tests.support.fixtures import ask, metric, serving
+from tests.support.redis import Server
 
 SPEC = EngineSpec(
     name="test", cache_tokens=8192, prefill_tokens_per_s=1e6, step_s=0.001, step_per_sequence_s=0.0
@@ -182,6 +183,24 @@ async def test_a_flush_of_the_engine_empties_all_its_ranks():
         assert (await admin(it.proxy, "POST", "/e/reset_prefix_cache")).status == 200
         assert [it.proxy.index.blocks(name) for name in it.names] == [0] * RANKS
         assert [rank.model.cache.cached for rank in it.engine.ranks] == [0] * RANKS
+
+
+async def test_proxies_share_what_each_rank_holds(tmp_path):
+    """By its events, and what is placed before they come; each proxy steers to the same rank."""
+    async with Server(tmp_path) as server:
+        common = {"redis_url": server.url, "secret": "s" * 32}
+        async with scene(**common) as it:
+            spec = [{"url": it.engine.url, "name": "e"}]
+            other = {"replicas": spec, "admin_token": TOKEN, "tokenizer": "engine", **common}
+            async with serving(ready=False, **other) as proxy:
+                await are_up(proxy, *it.names)
+                there = Scene(proxy, it.engine)
+                await there.follows()
+                for rank in (2, 1):
+                    seed = await it.placed(rank)
+                    await there.agree()
+                    answer = await there.complete(seed)
+                    assert (answer.replica, answer.predicted, answer.cached) == (f"e@{rank}", 128, 128)
 
 
 async def test_one_probe_speaks_for_all_ranks():
