@@ -14,6 +14,7 @@ COMMANDS = {
     "article": "the experiment of the article behind this project, in its own terms",
     "peers": "other routers on the same fleet, in turn: hits, latency, load, cost",
     "breaks": "which planted prefix breaks are found among requests, and false alarms",
+    "trial": "canaries of a running proxy, in front of simulated replicas",
     "micro": "what the parts cost: keys, index, routing",
     "hop": "CPU a request costs in the proxy, beside any other proxy",
     "watched": "CPU that looking costs a request: dashboards, and what looks at traffic",
