@@ -196,6 +196,8 @@ def test_the_locks_hold_what_the_image_needs():
         name: image[name] for name in image.keys() & both
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (base,) = re.findall(r"^ARG BASE=\S+/python:(\d+\.\d+)-slim", DOCKERFILE.read_text(), re.MULTILINE)
+    assert project["requires-python"] == f">={base}"  # what the locks are made with
     for extra in project["optional-dependencies"].values():
         for requirement in extra:
             assert re.split(r"[^\w.-]", requirement)[0] in image, f"run `make lock`: {requirement}"
