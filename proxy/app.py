@@ -149,7 +149,9 @@ class Proxy:
             look=self._probes.look,
             forget=self.pools.forget,
         )
-        self.ledger = Ledger(self.metrics, RequestLog(json=settings.log_format == "json"))
+        self.ledger = Ledger(
+            self.metrics, RequestLog(json=settings.log_format == "json", shared=siblings is not None)
+        )
         index = self.index if link is None else ToldIndex(self.index, self._sharing.audience)
         policy = registry.create(settings.policy, settings.policy_params)
         by_policy = Router(self.fleet, index, policy, Random(), name=settings.policy)

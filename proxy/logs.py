@@ -15,6 +15,8 @@ import msgspec
 from proxy.record import Record
 
 logger = logging.getLogger("warmroute")
+AT_ONCE = 4000
+"""Characters, of which few need two bytes: what fits into 4096 a pipe takes whole (Linux' PIPE_BUF)."""
 
 
 def configure(*, json: bool, level: str) -> None:
@@ -38,15 +40,28 @@ class _JsonLine(logging.Formatter):
 class RequestLog:
     """One line for each request that has ended."""
 
-    def __init__(self, *, json: bool, stream: TextIO | None = None) -> None:
+    def __init__(self, *, json: bool, stream: TextIO | None = None, shared: bool = False) -> None:
+        """`shared`: other processes write to the same stream, and no line may be torn by theirs."""
         self._line = _json_line if json else _text_line
         self._stream = stream or sys.stderr
+        self._most = AT_ONCE if shared else sys.maxsize
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write the lines of some requests, in one go."""
-        if records and logger.isEnabledFor(logging.INFO):
-            self._stream.write("".join(map(self._line, records)))
-            self._stream.flush()
+        """Write the lines of some requests, in one go where that may be."""
+        if not records or not logger.isEnabledFor(logging.INFO):
+            return
+        lines, size = [], 0
+        for line in map(self._line, records):
+            size += len(line)
+            if size > self._most:
+                self._flush(lines)
+                lines, size = [], len(line)
+            lines.append(line)
+        self._flush(lines)
+
+    def _flush(self, lines: list[str]) -> None:
+        self._stream.write("".join(lines))
+        self._stream.flush()
 
 
 def _text_line(record: Record) -> str:

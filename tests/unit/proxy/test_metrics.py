@@ -94,6 +94,26 @@ def test_a_replica_that_is_gone_leaves_no_series(metrics: Metrics):
     assert "warmroute_decisions_total" not in samples(metrics)
 
 
+def test_lines_that_others_write_between_are_never_torn():
+    class Writes(io.StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts: list[str] = []
+
+        def write(self, text: str) -> int:
+            self.parts.append(text)
+            return super().write(text)
+
+    logger.setLevel(logging.INFO)
+    alone, among = Writes(), Writes()
+    RequestLog(json=True, stream=alone).write([record()] * 50)
+    RequestLog(json=True, stream=among, shared=True).write([record()] * 50)
+    assert len(alone.parts) == 1
+    assert "".join(among.parts) == alone.parts[0]
+    assert all(len(part) <= 4000 and part.endswith("}\n") for part in among.parts)
+    logger.setLevel(logging.WARNING)
+
+
 def test_one_line_a_request_as_text_or_json():
     logger.setLevel(logging.INFO)
     for as_json in (False, True):
