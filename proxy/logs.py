@@ -50,10 +50,11 @@ class RequestLog:
         """Write the lines of some requests, in one go where that may be."""
         if not records or not logger.isEnabledFor(logging.INFO):
             return
-        lines, size = [], 0
+        lines: list[str] = []
+        size = 0
         for line in map(self._line, records):
             size += len(line)
-            if size > self._most:
+            if size > self._most and lines:
                 self._flush(lines)
                 lines, size = [], len(line)
             lines.append(line)
