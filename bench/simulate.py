@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from bench import traces, workloads
+from bench import five, traces, workloads
 from bench.measures import ceilings, figures
 from bench.profiles import PROFILES, EngineSpec, profile
 from bench.report import result, write
@@ -29,6 +29,8 @@ SHAPE = Shape()
 def main(argv: list[str]) -> int:
     """Run the command; 2 if it was asked for something that is not there."""
     args = _arguments().parse_args(argv)
+    if args.five:
+        return five.main(args, f"python -m bench simulate {' '.join(argv)}")
     try:
         policies = [_policy(text) for text in _chosen(args.policy)]
         spec = _spec(args)
@@ -211,6 +213,13 @@ def _arguments() -> argparse.ArgumentParser:
         ("base_latency_s", float),
     ):
         fleet.add_argument(f"--{name.replace('_', '-')}", type=kind, help="instead of the profile's")
+    suite = parser.add_argument_group("the five workloads")
+    suite.add_argument(
+        "--five", action="store_true", help="all of them, and one hot prefix; only --policy and these count"
+    )
+    suite.add_argument("--seeds", type=_positive, default=5, help="1, 2, …")
+    suite.add_argument("--scale", type=_positive_number, default=1.0, help="share of the requests")
+    suite.add_argument("--markdown", metavar="FILE", help="write the tables there")
     parser.add_argument("--json", metavar="FILE", help="write the result there")
     parser.add_argument("--verbose", action="store_true", help="say how long each policy took")
     return parser

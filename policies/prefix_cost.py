@@ -18,9 +18,9 @@ Idea
     and caches even over minutes, however idle the fleet. Rates of the fleet, not of the replica, price
     what the fleet pays: a misjudged replica would otherwise attract or repel everything.
 
-    Costs within `tie` are equal: then the larger hit, less recent work, fewer in flight, and last the
+    Costs within `tie` are equal: then the larger hit, fewer waiting, less recent work, and last the
     rendezvous owner of the prompt's start, so that proxies agree without talking and cold prefixes spread.
-    Recent work before load, since equals that take turns wait least.
+    What decodes is in the cost already; equals that take turns wait least.
 Use when
     Prompts share prefixes, or some of them do, or it is not known. Without any sharing it is a least-work
     policy.
@@ -58,7 +58,7 @@ class PrefixCost:
     balance: float = parameter(0.08, "charge for recent work, as a multiple of its prefill time", least=0.0)
     decode_share: float = parameter(64.0, "running decodes that halve the prefill rate", least=1.0)
     slot_time: float = parameter(2.0, "seconds a sequence holds its slot, until that is learned", least=0.0)
-    tie: float = parameter(0.1, "relative difference in cost that counts as none", least=0.0, most=1.0)
+    tie: float = parameter(0.02, "relative difference in cost that counts as none", least=0.0, most=1.0)
     tie_seconds: float = parameter(0.005, "difference in cost that counts as none, in seconds", least=0.0)
     compare: int = parameter(32, "replicas compared one by one; larger fleets are sampled", least=2)
 
@@ -153,8 +153,8 @@ class PrefixCost:
             best,
             key=lambda replica: (
                 -matched.get(replica.name, 0),
+                replica.in_flight - replica.running,
                 replica.recent_tokens,
-                replica.in_flight,
                 -rendezvous(affinity, replica),
             ),
         )
