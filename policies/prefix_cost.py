@@ -149,11 +149,12 @@ class PrefixCost:
         if len(best) == 1:
             return best[0]
         matched, affinity = request.matched, request.affinity
+        known = request.tokens > 0  # else nothing of it is in the cost, nor in recent work
         return min(
             best,
             key=lambda replica: (
                 -matched.get(replica.name, 0),
-                replica.in_flight - replica.running,
+                replica.in_flight - (replica.running if known else 0),
                 replica.recent_tokens,
                 -rendezvous(affinity, replica),
             ),

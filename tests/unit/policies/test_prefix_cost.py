@@ -97,6 +97,7 @@ def test_ties_go_to_the_larger_hit_then_the_emptier_then_the_rested():
     a, b = Replica("a", in_flight=1, running=1), Replica("b")
     assert choose(Request(4000, {"a": 32}), a, b) == "a"
     assert choose(Request(0), a, b) == "b"
+    assert choose(Request(50), Replica("a", in_flight=1), Replica("b", in_flight=9, running=9)) == "b"
     assert choose(Request(0), Replica("a", recent_tokens=90), Replica("b", recent_tokens=80)) == "b"
 
 
