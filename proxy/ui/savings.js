@@ -3,14 +3,9 @@
 import { Table, empty, make, once, say } from "./dom.js";
 import { NONE, count, percent, seconds } from "./figures.js";
 
-/** GPU-seconds in the unit that reads best. */
-function gpu(value) {
-  if (value === null || value === undefined) return NONE;
-  const size = Math.abs(value);
-  if (size >= 36_000) return `${count(value / 3600)} GPU-hours`;
-  if (size >= 3_600) return `${(value / 3600).toFixed(1)} GPU-hours`;
-  return size >= 100 ? `${count(value)} GPU-seconds` : `${value.toFixed(1)} GPU-seconds`;
-}
+/** GPU-seconds as hours once there are some: the divisor, and the unit. */
+const scale = (value) => (Math.abs(value) >= 3600 ? [3600, "GPU-hours"] : [1, "GPU-seconds"]);
+const figure = (value) => (Math.abs(value) >= 100 ? count(value) : value.toFixed(1));
 
 const money = (amount, currency) => `${amount.toFixed(amount >= 100 ? 0 : 2)} ${currency}`;
 const share = (value) => (value === null || value === undefined ? NONE : percent(value, 1));
@@ -28,11 +23,17 @@ export class Savings {
       more: make("p", { class: "quiet" }),
       why: make("p", { class: "quiet" }),
     }));
-    const known = told.saved_gpu_seconds !== null;
-    const worth = told.saved ? ` or ${money(told.saved.amount, told.saved.currency)}` : "";
-    say(value, known ? `${gpu(told.saved_gpu_seconds)}${worth}` : NONE);
-    const [low, high] = told.interval_95 ?? [];
-    say(more, known ? `saved against round robin; 95 %: ${gpu(low)} to ${gpu(high)}` : `Waiting for ${told.waiting_for}.`);
+    const { saved_gpu_seconds: saved, interval_95: interval, saved: worth } = told;
+    if (saved === null) {
+      say(value, NONE);
+      say(more, `Waiting for ${told.waiting_for}.`);
+    } else {
+      const [size, unit] = scale(saved);
+      const [low, high] = interval.map((each) => figure(each / size));
+      const price = worth ? `, ${money(worth.amount, worth.currency)}` : "";
+      say(value, `${figure(saved / size)} ${unit}${price}`);
+      say(more, `saved against round robin; 95 % interval: ${low} to ${high}`);
+    }
     const cost = told.seconds_per_token === null ? "" : `; a token takes ${seconds(told.seconds_per_token)} to prefill`;
     say(why, `Hit rate ${share(told.hit_rate)}, under round robin ${share(told.round_robin_hit_rate)}${cost}.`);
   }
