@@ -2,8 +2,8 @@
 
     python -m bench peers install [NAME ...]          each in a venv of its own
     python -m bench peers run --routers direct,smg,sglang-router,vllm-router,warmroute --cases all
-    python -m bench peers run --engines A,B,C ...     on running real replicas (the cases without a restart
-                                                      of a replica, with caches as they are)
+    python -m bench peers run --engines A,B,C ...     on running real replicas: prompts shorter, rates lower,
+                                                      without restarts of replicas and small caches
     python -m bench peers run ... ours='COMMAND'      any router; {port} and {replicas} are filled in
 
 Routers take turns window by window (A B C A B C), each repeat with a seed of its own, the same for all of
@@ -35,7 +35,7 @@ from bench.command import ended
 from bench.engine_prompt import TOKENIZER, EnginePrompt
 from bench.intervals import SHARES
 from bench.measures import spread as unevenness
-from bench.peers_cases import Case, chosen, of_trace
+from bench.peers_cases import Case, chosen, of_trace, on_real
 from bench.peers_plans import Fleet, plans
 from bench.plan import Planned, best_hits
 from bench.record import Record, hit_rate, quantile
@@ -181,7 +181,7 @@ async def run(arguments: argparse.Namespace, command: str) -> int:
         for source in arguments.trace
     ]
     if arguments.engines:
-        cases = [case for case in cases if case.midway != "replica" and case.cache == 1]
+        cases = [real for case in cases if (real := on_real(case)) is not None]
     windows: list[dict[str, Any]] = []
     records: dict[tuple[str, str], list[list[Record]]] = {}
     failures: dict[str, str] = {}

@@ -83,6 +83,25 @@ CASES: Sequence[Case] = (
 )
 
 
+REAL_RATES = {"shared": 4.0, "mixed": 3.0, "multiturn": 4.0, "hot": 5.0, "random": 2.5}
+"""By workload: what three vLLM replicas on two cores carry (0.6 of what round robin can of `shared`)."""
+REAL = 0.4
+"""Length of prompts and answers on such replicas, of the lengths on simulated ones."""
+
+
+def on_real(case: Case) -> Case | None:
+    """The case on running replicas of small caches and slow prefill; None where it needs simulated ones."""
+    if case.midway == "replica" or case.cache != 1.0 or case.trace is not None:
+        return None
+    shape = case.shape
+    lengths = {
+        name: max(4, round(REAL * length))
+        for name in ("prefix", "question", "output")
+        if isinstance(length := getattr(shape, name), int)
+    }
+    return replace(case, shape=replace(shape, **lengths), rate=REAL_RATES[case.workload])
+
+
 def of_trace(source: str, *, replicas: int, scale_tokens: int, rate: float, cache: float) -> Case:
     """A trace as a case."""
     name = source.rpartition("/")[2].partition(".")[0]

@@ -7,7 +7,7 @@ from bench.account import Slo, bucket
 from bench.endpoint import Counters, Samples
 from bench.lifecycle import Window, primes
 from bench.load_files import command_line
-from bench.peers_cases import CASES, chosen
+from bench.peers_cases import CASES, chosen, on_real
 from bench.peers_table import against, page, runs
 from bench.plan import Planned
 from bench.record import Record
@@ -197,3 +197,11 @@ def test_cases_are_chosen_by_name():
     assert len(chosen("all")) == len({case.name for case in CASES}) >= 11
     with pytest.raises(ValueError, match="unknown case nope"):
         chosen("nope")
+
+
+def test_on_real_replicas_prompts_are_shorter_and_what_needs_simulated_ones_is_left_out():
+    real = {case.name: on_real(case) for case in CASES}
+    assert real["replica"] is None
+    assert real["small"] is None
+    assert (real["shared"].shape.prefix, real["shared"].rate) == (1200, 4.0)
+    assert real["four"].proxies == 4
