@@ -148,7 +148,7 @@ def check(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         if command.words[1:3] == ["-m", "bench"]:
             _bench(command, monkeypatch)
         else:
-            assert command.words[1:3] in (["-m", "venv"], ["-m", "pytest"]), command
+            assert command.words[1:3] in (["-m", "venv"], ["-m", "build"], ["-m", "pytest"]), command
         return
     assert command.program in CHECKS, f"{command.document}: nobody checks {shlex.join(command.words)}"
     CHECKS[command.program](command, monkeypatch)
