@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.profiles import EngineSpec, profile
-from bench.workloads import Shape
+from bench.workloads import Length, Shape
 
 REPLICAS = 4
 PROFILE = "h100x2-32b"
@@ -93,13 +93,17 @@ def on_real(case: Case) -> Case | None:
     """The case on running replicas of small caches and slow prefill; None where it needs simulated ones."""
     if case.midway == "replica" or case.cache != 1.0 or case.trace is not None:
         return None
-    shape = case.shape
-    lengths = {
-        name: max(4, round(REAL * length))
-        for name in ("prefix", "question", "output")
-        if isinstance(length := getattr(shape, name), int)
-    }
-    return replace(case, shape=replace(shape, **lengths), rate=REAL_RATES[case.workload])
+    prefix, question, output = (
+        _shorter(length) for length in (case.shape.prefix, case.shape.question, case.shape.output)
+    )
+    shape = replace(case.shape, prefix=prefix, question=question, output=output)
+    return replace(case, shape=shape, rate=REAL_RATES[case.workload])
+
+
+def _shorter(length: Length) -> Length:
+    if isinstance(length, int):
+        return max(4, round(REAL * length))
+    return max(4, round(REAL * length[0])), max(4, round(REAL * length[1]))
 
 
 def of_trace(source: str, *, replicas: int, scale_tokens: int, rate: float, cache: float) -> Case:
