@@ -4,8 +4,12 @@ import asyncio
 import os
 import pty
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
+from proxy import cli
 from tests.support import dialect
 from tests.support.admin import TOKEN
 from tests.support.client import exchange
@@ -16,21 +20,26 @@ from tests.support.upstream import Upstream
 CHAT = "/v1/chat/completions"
 
 
-async def top(*arguments: str, **variables: str) -> tuple[int, str, str]:
-    """Its exit status, what it printed and what it complained of."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "proxy", "top", *arguments),
-        env={"PATH": os.environ["PATH"], "COLUMNS": "80", "LINES": "24", **variables},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+Top = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
-async def test_once_prints_one_screen_and_ends(upstream: Upstream, proxy_factory: Any) -> None:
+@pytest.fixture
+def top(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Top:
+    """Runs it in a thread: its exit status, what it printed and what it complained of."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+
+    async def run(*arguments: str, **variables: str) -> tuple[int, str, str]:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        status = await asyncio.to_thread(cli.main, ["top", *arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+async def test_once_prints_one_screen_and_ends(upstream: Upstream, proxy_factory: Any, top: Top) -> None:
     proxy = await proxy_factory(upstream, admin_token=TOKEN)
     assert (await exchange(proxy.port, "POST", CHAT, dialect.chat())).status == 200
     await counts(proxy, "warmroute_requests_total", 1)
@@ -44,14 +53,16 @@ async def test_once_prints_one_screen_and_ends(upstream: Upstream, proxy_factory
     assert all(len(line) <= 80 for line in lines)
 
 
-async def test_the_proxy_is_the_one_of_the_settings(upstream: Upstream, proxy_factory: Any) -> None:
+async def test_the_proxy_is_the_one_of_the_settings(upstream: Upstream, proxy_factory: Any, top: Top) -> None:
     proxy = await proxy_factory(upstream)
     status, out, _ = await top("--once", WARMROUTE_PORT=str(proxy.port), WARMROUTE_HOST="0.0.0.0")
     assert status == 0
     assert "warmroute" in out
 
 
-async def test_what_keeps_it_from_showing_is_one_sentence(upstream: Upstream, proxy_factory: Any) -> None:
+async def test_what_keeps_it_from_showing_is_one_sentence(
+    upstream: Upstream, proxy_factory: Any, top: Top
+) -> None:
     proxy = await proxy_factory(upstream, admin_token=TOKEN)
     for arguments, words in (
         (("--once", "--url", proxy.url), "does not accept the token"),
