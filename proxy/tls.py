@@ -75,14 +75,17 @@ def _load_pair(name: str, cert: Path, key: Path | None, context: ssl.SSLContext)
     try:
         context.load_cert_chain(cert, key, password=_no_passphrase)
     except (OSError, ValueError) as error:
-        raise ValueError(f"has a {name} that cannot be used ({_files(cert, key)}: {_why(error)})") from None
+        files = _files(cert, key)
+        fix = "name a PEM file that holds a certificate and one that holds its key, or one with both"
+        raise ValueError(f"has a {name} that cannot be used ({files}: {_why(error)}): {fix}") from None
 
 
 def _load_authorities(name: str, path: Path, context: ssl.SSLContext) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"has a {name} that cannot be used ({path}: {_why(error)})") from None
+        fix = "name a PEM file of authorities"
+        raise ValueError(f"has a {name} that cannot be used ({path}: {_why(error)}): {fix}") from None
 
 
 def _no_passphrase() -> str:

@@ -71,6 +71,16 @@ async def test_a_replica_that_is_away_at_the_start_is_told_and_used_when_it_come
         await eventually(used, "the replica is used")
 
 
+@pytest.mark.parametrize("name", ["tls.cert", "tls.upstream-ca"])
+async def test_a_file_that_is_no_certificate_is_refused(name):
+    async with proxy_process(["http://127.0.0.1:9"], f"--{name}", __file__) as process:
+        assert await process.exit() == 2
+    (said,) = process.log.splitlines()
+    assert said.startswith("warmroute: ")
+    assert "it is not PEM" in said
+    assert "name a PEM file" in said
+
+
 async def test_a_replica_whose_certificate_nobody_known_signed_is_told(
     upstreams, proxy_factory, caplog, tmp_path
 ):
