@@ -222,6 +222,17 @@ async def test_what_an_operator_orders_or_asks_is_of_all_workers(upstreams, tmp_
             assert (await client.response("POST")).complete
         one.behaviour = Upstream.reply
 
+        # what is counted, whoever counted it, and told once a second
+        async def together() -> bool:
+            frames = [await it.admin(worker, "GET", "overview") for worker in range(2)]
+            live = await it.workers.connection(it.pids[0])
+            await live.send(request("GET", "/admin/live", headers=[("Authorization", f"Bearer {TOKEN}")]))
+            told = bytes((await live.until(b"\n\n")).body).split(b"\n\n")[0]
+            frames.append(json.loads(told.removeprefix(b"data: ")))
+            return [sum(row["count"] for row in frame["requests"]) for frame in frames] == [5, 5, 5]
+
+        await eventually(together, "both workers, and the live stream, tell of 5 requests", within=PATIENCE)
+
         # orders
         await it.admin(0, "POST", "replicas", {"url": two.url, "name": "b"})
         await it.are(**{a: "up", "b": "up"})
