@@ -22,7 +22,7 @@ from time import monotonic
 
 from aiohttp import web
 
-from proxy import http1
+from proxy import http1, request_head
 from proxy.admission import Admission
 from proxy.answers import RELAYED, RELAYED_LAST
 from proxy.config import Settings
@@ -197,7 +197,7 @@ class Attempt:
             self._asked_usage = self._replica.description.engine in USAGE_ENGINES
             if self._asked_usage:
                 body = splice_stream_usage(body)
-        head = http1.request_head(
+        head = request_head.request_head(
             request.method.encode(),
             request.target,
             self.pool.host,

@@ -76,8 +76,8 @@ class Callers:
     def identify(self, noted: Mapping[bytes, bytes], address: str | None) -> Caller:
         """Whose request this is. Raises InvalidKey.
 
-        `noted` are its fields by lower-case name, as `http1.forwardable` gives them. A bearer token counts
-        before an x-api-key.
+        `noted` are its fields by lower-case name, as `forwardable` gives them. A bearer token counts before
+        an x-api-key.
         """
         if not self.keyed:
             return self._addresses.get(address) or self._remember(address)

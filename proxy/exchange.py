@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 from aiohttp import web
 
-from proxy import bodies, engine_priority, http1, ranks, traceparent
+from proxy import bodies, engine_priority, ranks, request_head, traceparent
 from proxy.answers import RELAYED_LAST, answer
 from proxy.attempt import Work
 from proxy.callers import Caller
@@ -108,7 +108,7 @@ class Exchanges:
         self._sampled = 0 if tracing.endpoint is None else round(tracing.sample * 2**64)
         """Share of the traces that begin here to be recorded, out of 2**64."""
         self._drop = _ID_FIELDS | gate.drop
-        self._credentials = http1.lines(gate.credentials)
+        self._credentials = request_head.lines(gate.credentials)
         self.ending = False
         """Whether what is cancelled is so because the proxy ends."""
         self._orders = False

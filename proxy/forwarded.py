@@ -4,7 +4,7 @@ A client's address is its connection's, unless that is a proxy that is trusted: 
 X-Forwarded-For that is not a trusted proxy's. So nobody can put on another's address: what stands left of
 the first address that no trusted proxy vouches for is never looked at. Where an entry is no address, the
 nearest hop known to be real counts. `X-Forwarded-*`, `Forwarded` and `X-Real-IP` reach a replica only from a
-trusted proxy; from anybody else they are claims, and are left out (see `http1.forwardable`).
+trusted proxy; from anybody else they are claims, and are left out (see `request_head.forwardable`).
 
 Pure. Invariant: the result is a normal form, so that one client has one spelling: IPv4 also where it came
 mapped into IPv6, and of IPv6 the /64 network, within which a client may choose any address.

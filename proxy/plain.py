@@ -16,11 +16,11 @@ from aiohttp import web
 
 from proxy.answers import on_the_wire
 from proxy.connection import cut, reset
-from proxy.http1 import PlainHead, plain_head
 from proxy.logs import logger
 from proxy.prompt.parse import Endpoint
 from proxy.relay import Relay
 from proxy.request import Request
+from proxy.request_head import PlainHead, plain_head
 
 LARGEST = 4 << 20
 """Bytes of a body that are gathered here; aiohttp's flow control is for larger ones."""

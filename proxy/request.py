@@ -7,7 +7,7 @@ from typing import Protocol
 from aiohttp import web
 
 from proxy import relay
-from proxy.http1 import Fields
+from proxy.request_head import Fields
 
 
 class Client(relay.Client, Protocol):

@@ -19,12 +19,12 @@ from proxy.errors import HeadersTooLarge, MethodNotAllowed, NotFound, ProxyError
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.gate import Gate
-from proxy.http1 import Fields, forwardable
 from proxy.ledger import Ledger
 from proxy.pools import Pools
 from proxy.prompt.parse import Endpoint
 from proxy.replica import Replica
 from proxy.request import Request
+from proxy.request_head import Fields, forwardable
 from proxy.together import Together
 
 PASSED = frozenset(("/tokenize", "/detokenize"))

@@ -9,7 +9,7 @@ from aiohttp.http_parser import HttpRequestParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.http1 import plain_head
+from proxy.request_head import plain_head
 
 LINE = b"POST /v1/completions HTTP/1.1"
 SPECIAL = ["Host", "content-length", "Connection", "Transfer-Encoding", "Expect", "Upgrade", "X-A"]

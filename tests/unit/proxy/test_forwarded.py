@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.forwarded import TrustedProxies, network
-from proxy.http1 import forwardable
+from proxy.request_head import forwardable
 
 TRUSTED = TrustedProxies([network("10.0.0.0/8"), network("fd00::/8"), network("192.0.2.7")])
 

@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.http1 import (
-    ChunkedBody,
-    Malformed,
-    forwardable,
-    lines,
-    parse_response_head,
-    request_head,
-    response_head,
-)
+from proxy.http1 import ChunkedBody, Malformed, parse_response_head, response_head
+from proxy.request_head import forwardable, lines, request_head
 
 
 def test_a_head_keeps_order_and_multiplicity_and_loses_what_is_per_hop():
