@@ -107,18 +107,29 @@ def _top(arguments: Sequence[str]) -> int:
 
 
 def _breaks(arguments: Sequence[str]) -> int:
-    switches = {"--windows", "--json"} & set(arguments)
-    rest = [argument for argument in arguments if argument not in switches]
-    if len(rest) != 1 or rest[0].startswith("-"):
-        raise ConfigError("warmroute breaks takes a file: warmroute breaks FILE [--windows] [--json]")
+    usage = "warmroute breaks takes a file: warmroute breaks FILE [--hours N] [--windows] [--json]"
+    files = [argument for argument in arguments[:1] if not argument.startswith("-")]
+    if not files:
+        raise ConfigError(usage)
+    own, rest = _taken(arguments[1:], ("hours", "windows", "json"))
+    if rest:
+        raise ConfigError(usage)
+    try:
+        hours = float(own["hours"] or "") if "hours" in own else None
+    except ValueError:
+        hours = 0.0
+    if hours is not None and not 0 < hours < float("inf"):
+        raise ConfigError(
+            f"--hours is {own['hours']!r}: it should be how many hours of traffic the file holds"
+        )
     from proxy.breaks import file  # noqa: PLC0415 - nothing else needs it
 
     try:
-        with Path(rest[0]).open("rb") as lines:
-            prompts, found = file.find(lines, windows="--windows" in switches)
+        with Path(files[0]).open("rb") as lines:
+            prompts, found = file.find(lines, windows="windows" in own, hours=hours)
     except OSError as error:
-        raise ConfigError(f"{rest[0]} cannot be read ({error.strerror}): name another file") from None
-    return _say(file.as_json(prompts, found) if "--json" in switches else file.page(prompts, found))
+        raise ConfigError(f"{files[0]} cannot be read ({error.strerror}): name another file") from None
+    return _say(file.as_json(prompts, found) if "json" in own else file.page(prompts, found))
 
 
 def _make_key(arguments: Sequence[str]) -> int:

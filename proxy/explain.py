@@ -21,7 +21,7 @@ warmroute sends each LLM request to the replica whose KV cache is warm for its p
 usage: warmroute [serve] [--NAME VALUE ...] [--config FILE] [--check-config | --print-config]
        warmroute doctor [--NAME VALUE ...]
        warmroute top [--url URL] [--once] [--NAME VALUE ...]
-       warmroute breaks FILE [--windows] [--json]
+       warmroute breaks FILE [--hours N] [--windows] [--json]
        warmroute policies
        warmroute key NAME
        warmroute --version | --help
@@ -32,8 +32,8 @@ usage: warmroute [serve] [--NAME VALUE ...] [--config FILE] [--check-config | --
   top              the fleet and its hit rates, live in a terminal: of the proxy at --url, or of the one that
                    the settings name; --once prints one screen
   breaks FILE      where prompts of a file that are nearly alike part, and what that costs; each line is a
-                   request's body, or a line of an OpenAI batch. --windows shows the words around, masked;
-                   --json is for programs
+                   request's body, or a line of an OpenAI batch. --hours: so much traffic it is, for what
+                   that costs a day; --windows shows the words around, masked; --json is for programs
   policies         the policies with their parameters and defaults
   key NAME         make an API key: the line for api_keys_file on standard output, the key on standard error
   --config FILE    YAML file of settings (or WARMROUTE_CONFIG)

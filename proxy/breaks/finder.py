@@ -115,14 +115,18 @@ class Finder:
         told = [self._told(found, now) for found in self._found.values() if found.seen >= LEAST_SEEN]
         return sorted(told, key=lambda each: -float(str(each["tokens_per_day"])))
 
-    def totals(self) -> list[dict[str, object]]:
-        """The same without rates: requests and tokens in all."""
+    def totals(self, a_day: float | None = None) -> list[dict[str, object]]:
+        """The same of prompts whose times are not known: requests and tokens in all.
+
+        `a_day`: how many times as many there are in a day, if that is known.
+        """
         found = [each for each in self._found.values() if each.seen >= LEAST_SEEN]
         return [
             {
                 **_named(each),
                 "requests": round(each.total_requests),
                 "tokens": round(each.total_tokens),
+                **_daily(each, a_day),
                 "fix": FIXES[each.kind],
             }
             for each in sorted(found, key=lambda each: -each.total_tokens)
@@ -219,6 +223,15 @@ class Finder:
 def _named(found: Found) -> dict[str, object]:
     named: dict[str, object] = {"path": found.path, "offset": found.offset, "kind": found.kind}
     return named if found.window is None else {**named, "window": found.window}
+
+
+def _daily(found: Found, a_day: float | None) -> dict[str, object]:
+    if a_day is None:
+        return {}
+    return {
+        "requests_per_day": round(found.total_requests * a_day),
+        "tokens_per_day": round(found.total_tokens * a_day),
+    }
 
 
 def _tokens(pieces: Sequence[Piece]) -> int:

@@ -175,8 +175,9 @@ def test_breaks_lists_where_the_prompts_of_a_file_part(capsys, tmp_path):
     assert out.startswith("6 prompts; 1 break:")
     assert "timestamp at prompt, character 6: 5 requests" in out
     assert "Answer what" not in out
-    assert cli.main(["breaks", "--windows", "--json", str(file)]) == 0
+    assert cli.main(["breaks", str(file), "--windows", "--json", "--hours", "12"]) == 0
     (found,) = json.loads(capsys.readouterr()[0])["breaks"]
+    assert (found["requests_per_day"], found["tokens_per_day"]) == (10, 2 * found["tokens"])
     assert (found["kind"], found["requests"], found["window"]) == ("timestamp", 5, "It is <timestamp>.")
 
 
@@ -184,8 +185,12 @@ def test_breaks_lists_where_the_prompts_of_a_file_part(capsys, tmp_path):
     ("arguments", "words"),
     [
         ([], "takes a file"),
-        (["a", "b"], "takes a file"),
-        (["--widows"], "takes a file"),
+        (["a", "b"], "not understood"),
+        (["--windows"], "takes a file"),
+        (["a", "--widows"], "takes a file"),
+        (["a", "--hours", "many"], "how many hours"),
+        (["a", "--hours"], "how many hours"),
+        (["a", "--hours", "-1"], "how many hours"),
         (["/no/such"], "read"),
     ],
 )
