@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp
+from math import ceil, exp, inf
 
 from policies import base
 from policies.scoring import rendezvous
@@ -68,6 +68,8 @@ class Prefix:
     _age: float = 0.0
     _grow_at: float = 0.0
     _shrink_at: float = 0.0
+    _pace: float = inf
+    """Of a replica, when it was last judged to need more of them."""
 
     def __post_init__(self) -> None:
         self.depth = self.blocks
@@ -149,9 +151,11 @@ class Prefix:
 
         A prefix that never needed a second replica is left to the policy, whoever holds it.
         """
-        demand = self.demand(views) / share
-        here = len(self.holders)
-        self.wanted = min(max(self.wanted, ceil(demand / GROW_AT)), len(views))
+        pace = sum(view.prefill_rate for view in views) / len(views)
+        demand, here = self.demand(views, pace) / share, len(self.holders)
+        if (need := ceil(demand / GROW_AT)) > self.wanted:
+            self.wanted, self._pace = min(need, len(views)), pace
+        self.wanted = min(self.wanted, len(views))
         self.hot = self.wanted > 1 or (self.hot and (here > 1 or bool(self.released)))
         if not self.hot:
             return
@@ -164,6 +168,8 @@ class Prefix:
         if here and all(holder.view.queued_tokens > self.tokens for holder in self.holders):
             self._shrink_at = now + SHRINK_SECONDS
         elif now >= self._shrink_at:
+            # At the pace it was judged by: one that is learned from prompts of one length drifts upwards.
+            demand = self.demand(views, min(pace, self._pace)) / share
             self.wanted = min(self.wanted, max(1, ceil(demand / SHRINK_AT)))
             if here > self.wanted:
                 self.released.add(self.holders.pop().view.name)
@@ -176,10 +182,12 @@ class Prefix:
         self._grow_at = now + min(self.tokens / rate, MOST_GROW_SECONDS)
         self._shrink_at = now + SHRINK_SECONDS
 
-    def demand(self, views: Sequence[base.Replica]) -> float:
-        """How many replicas' time its requests take where it is held: of prefill or of slots, the greater."""
-        count = len(views)
-        prefill = self._spent / self._span * count / sum(view.prefill_rate for view in views)
+    def demand(self, views: Sequence[base.Replica], pace: float) -> float:
+        """How many replicas' time its requests take where it is held: of prefill or of slots, the greater.
+
+        `pace` is the prompt tokens a second that one of them computes.
+        """
+        prefill = self._spent / self._span / pace
         slots = [view.slots for view in views if view.slots]
         times = [view.slot_time for view in views if view.slot_time is not None]
         if not slots or not times:

@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from policies import registry
+from policies import base, registry
 from policies.base import follows_prefixes
-from proxy.description import Description
+from proxy.description import Description, Load
 from proxy.fleet import Fleet
 from proxy.hot import MOST, TRACKED, Hot
 from proxy.index.memory import MemoryIndex
-from proxy.prefix import SHRINK_SECONDS
+from proxy.prefix import SHRINK_SECONDS, Prefix
 from proxy.router import Lease, Router, RouteRequest
 
 BLOCK = 16
@@ -259,3 +259,39 @@ def test_one_replica_alone_needs_no_lead():
     world = World(replicas=1)
     world.pass_by(20, rate=20)
     assert (world.hot.active, len(world.hot)) == ({}, 0)
+
+
+def test_a_pace_that_drifts_upwards_shrinks_nothing():
+    """Prompts of one length tell nothing of the rate: what is learned from them wanders."""
+    views = [base.Replica(f"r{number}", prefill_rate=10_000.0) for number in range(4)]
+    prefix = Prefix(1, 128, "m", array("Q", range(250)), BLOCK, since=0.0)
+
+    def second(now: float, prompts: int) -> None:
+        for _ in range(prompts):
+            prefix.sent(prefix.keys, 250 * BLOCK + 400, 250 * BLOCK, 1.0)
+        prefix.fade(1.0)
+        prefix.held(views, {view.name: 250 for view in views})
+        prefix.judge(now, views, 1.0)
+
+    for now in range(20):
+        second(now, 20)
+    assert (prefix.wanted, len(prefix.holders)) == (4, 4)
+    for view in views:
+        view.prefill_rate = 1e6
+    for now in range(20, 200):
+        second(now, 20)
+    assert (prefix.wanted, len(prefix.holders)) == (4, 4)
+    for now in range(200, 400):
+        second(now, 1)
+    assert (prefix.wanted, len(prefix.holders)) == (1, 1)
+
+
+def test_of_several_proxies_each_sees_its_share_and_counts_for_all():
+    world = World()
+    lease = world.send()
+    assert world.hot._share() == 1.0
+    lease = world.router.route(RouteRequest("m", lease.request.keys, 5000, stream=True))
+    lease.replica.share(Load(3, 0, 3))
+    assert world.hot._share() == 0.25
+    lease.close(answered=True)
+    assert world.hot._share() == 1 / 16  # others' alone: bounded
