@@ -344,8 +344,6 @@ class Settings(BaseSettings):
                 raise ValueError("discovery=kubernetes needs an extra: pip install 'warmroute[kubernetes]'")
         if self.workers > 1 and self.redis_url.strip() == "none":
             raise ValueError("workers share their index through Redis: set redis_url to embedded or a URL")
-        if self.workers > 1 and self.canary.on:
-            raise ValueError("a canary is judged by one process: set workers to 1, or leave the canary out")
         if redis_url.parse(self.redis_url).shared and "secret" not in self.model_fields_set:
             raise ValueError(
                 "redis_url names a Redis that is shared, and every proxy on it needs the same secret: set "

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from proxy import bodies
 from proxy.admin import SPEC_BYTES, Admin
-from proxy.errors import Conflict
 from proxy.figures import Frame, merged
 from proxy.workers.lists import LISTS, Listed
 from proxy.workers.orders import Answer, Order, order
@@ -20,7 +19,6 @@ _CHANGES = ("POST", "PUT", "PATCH", "DELETE")
 _REPLICAS = "/admin/replicas/"
 _REQUEST = "/admin/requests/"
 _OVERVIEW = "/admin/overview"
-ALONE = "a canary is judged by one process: run the proxy with WARMROUTE_WORKERS=1 for it"
 
 
 class Together:
@@ -38,8 +36,6 @@ class Together:
             return await self._admin.handle(request, path)
         self._admin.authorize(request)
         if request.method in _CHANGES and not _is_for_one(path):
-            if path == "/admin/canary":
-                raise Conflict(ALONE)
             body = await bodies.read(request, SPEC_BYTES, self._seconds)
             return _response(await self._siblings.order(_order(request, body)))
         if request.method == "GET" and (path in LISTS or path.startswith(_REQUEST)):

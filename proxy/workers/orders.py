@@ -61,9 +61,9 @@ class Journal:
         return (each for orders in self._orders.values() for each in orders)
 
     def note(self, what: Order, answer: Answer) -> None:
-        """An order was carried out."""
+        """An order was carried out. A flush is none for who knows nothing yet."""
         path = what.path
-        if path == "/admin/flush":  # a worker that begins knows nothing that could be flushed
+        if path == "/admin/flush" or _is_a_step(what):
             return
         if not path.startswith(_REPLICAS):
             self._orders.pop(path, None)
@@ -79,6 +79,13 @@ class Journal:
             known[:] = [what]
         else:
             known.append(what)
+
+
+def _is_a_step(what: Order) -> bool:
+    """Whether it changes the stage of a canary, which a worker that begins reads in Redis."""
+    if what.path != "/admin/canary" or what.method != "POST":
+        return False
+    return bool({"action", "percent"} & msgspec.json.decode(what.body).keys())
 
 
 def _replica(what: Order, answer: Answer) -> tuple[str, str]:

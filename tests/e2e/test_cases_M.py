@@ -244,16 +244,23 @@ async def test_what_an_operator_orders_or_asks_is_of_all_workers(upstreams, tmp_
         for worker in range(2):
             assert [row["index_blocks"] for row in await it.replicas(worker)] == [0, 0]
 
+        await it.admin(0, "POST", "canary", {"policy": "round_robin"})
+        tried = [(await it.admin(worker, "GET", "canary"))["canary"]["phase"] for worker in range(2)]
+        assert tried == ["baseline"] * 2
+
         # and whoever comes later has heard them
         gone = it.pids[0]
         os.kill(gone, SIGKILL)
         await workers.serve(2, but=gone)
         await it.connect()
         await it.are(**{a: "draining", "b": "up"})
+        tried = [(await it.admin(worker, "GET", "canary"))["canary"]["phase"] for worker in range(2)]
+        assert tried == ["baseline"] * 2
+        await it.admin(1, "DELETE", "canary")
+        assert [(await it.admin(worker, "GET", "canary"))["canary"] for worker in range(2)] == [None] * 2
         await it.admin(0, "DELETE", f"replicas/{a}/drain")
         await it.admin(1, "DELETE", "replicas/b")
         await it.are(**{a: "up"})
-        assert (await it.ask(0, "POST", "canary", b"{}")).status == 409
 
         # none of them outlives the supervisor, however that ends
         family = children(process.pid)

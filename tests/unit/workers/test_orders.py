@@ -15,7 +15,7 @@ DONE = Answer(200, b"application/json", b"{}")
 
 
 def noted(*orders: tuple[str, str]) -> list[tuple[str, str]]:
-    """What is left of these, all carried out; a replica that is added is called by its body."""
+    """What is left of these, all carried out; what follows the method is the body, and a name."""
     journal = Journal()
     for what, target in orders:
         method, _, name = what.partition(" ")
@@ -29,6 +29,10 @@ def noted(*orders: tuple[str, str]) -> list[tuple[str, str]]:
     [
         ([("POST", "/admin/flush")], []),
         ([("POST", "/admin/policy"), ("POST", "/admin/policy")], [("POST", "/admin/policy")]),
+        (
+            [('POST {"policy":"random"}', "/admin/canary"), ('POST {"action":"promote"}', "/admin/canary")],
+            [('POST {"policy":"random"}', "/admin/canary")],
+        ),
         ([("POST", "/admin/replicas/a/drain"), ("DELETE", "/admin/replicas/a/drain")], []),
         (
             [("POST", "/admin/replicas/a/drain"), ("POST", "/admin/replicas/a/drain")],
