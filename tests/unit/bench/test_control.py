@@ -21,7 +21,8 @@ def windows(*pairs, cached=0):
     for pair in pairs:
         window = Window(SCENARIOS[1], plan=[], rate=1.0, capacity=2.0)
         for policy, ttft in zip(POLICIES, pair, strict=True):
-            record = Record("random", 0.0, 0.0, 200, None, ttft, 0.01, 1.0, 100, cached, 5, "r1")
+            record = Record("random", 0.0, 0.0, status=200, ttft=ttft, tpot=0.01, e2e=1.0, replica="r1")
+            record.prompt_tokens, record.cached_tokens, record.output_tokens = 100, cached, 5
             window.measured[policy] = Measured([record], {"random": 0.0}, 1.0)
         out.append([window])
     return out
