@@ -63,7 +63,6 @@ class Admin:
             ("POST", "/admin/replicas"): self._add,
             ("DELETE", "/admin/replicas"): self._remove_named,
             ("POST", "/admin/flush"): self._flush,
-            ("GET", "/admin/policy"): self._policy,
             ("GET", "/admin/live"): live.stream,
             ("GET", "/admin/overview"): self._frame,
         }
@@ -175,9 +174,6 @@ class Admin:
         for name in self._fleet.replicas:
             self._forget(name)
         return _json({"flushed": sorted(self._fleet.replicas)})
-
-    async def _policy(self, _: web.BaseRequest) -> web.Response:
-        return _json({"policy": self._settings.policy, "params": self._settings.policy_params})
 
     async def _engine(self, request: web.BaseRequest, member: Member, rest: str) -> web.Response:
         """Pass a call that controls the engine to it, with the proxy's own key; it is for all its ranks."""
