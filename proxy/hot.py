@@ -24,9 +24,9 @@ from proxy.sketch import Shared, Sketch
 
 TRACKED = 32
 MOST = 1024
-"""Requests put aside between two looks; the rest of them is counted, not looked at."""
-SAMPLES = 64
-"""Requests that are looked at, at most, each time."""
+"""Requests put aside between two looks."""
+SAMPLES = 24
+"""Requests that are looked at each time, about; the others are only counted."""
 TICK_SECONDS = 0.25
 """How often to look."""
 LEAST_RATE = 0.2
@@ -76,6 +76,8 @@ class Hot:
         """Blocks at which keys of tracked prefixes stand, deepest first."""
         self._placed: list[Placed] = []
         self._count = 0
+        self._every = self._next = 1
+        """Which of the requests to come are looked at."""
         self._looked = fleet.clock()
 
     def __len__(self) -> int:
@@ -91,7 +93,8 @@ class Hot:
     def note(self, placed: Placed) -> None:
         """A request was sent."""
         self._count += 1
-        if len(self._placed) < MOST:
+        if self._count >= self._next and len(self._placed) < MOST:
+            self._next += self._every
             self._placed.append(placed)
 
     def lead(
@@ -140,10 +143,9 @@ class Hot:
         now = self._fleet.clock()
         seconds, self._looked = now - self._looked, now
         self._sketch.fade(seconds)
-        placed, count = self._placed, self._count
+        sample, count = self._placed, self._count
         self._placed, self._count = [], 0
-        every = -(-len(placed) // SAMPLES) or 1
-        sample = placed[::every]
+        self._next = self._every = max(1, count // SAMPLES)
         prompts = count / len(sample) if sample else 0.0
         for each in sample:
             self._sketch.add(each.request.keys, each.request.block_tokens, prompts)

@@ -117,7 +117,7 @@ class Prefix:
             self._spent += prompts * max(0, rest)
         self._saved += prompts * held
         self.saved += prompts * held
-        common = _common(self.keys, keys)
+        common = _common(self.keys, keys, self.depth)
         if not self._common or common < self._common:
             self._common = common
 
@@ -199,7 +199,9 @@ class Prefix:
         return rendezvous(self.key, view)
 
 
-def _common(known: array[int], keys: array[int]) -> int:
+def _common(known: array[int], keys: array[int], guess: int) -> int:
     """How many of their first keys are equal: as keys are chained, those before one equal pair are too."""
     ends = min(len(known), len(keys))
+    if guess < ends and known[guess] != keys[guess] and known[guess - 1] == keys[guess - 1]:
+        return guess
     return bisect_left(range(ends), 1, key=lambda at: int(known[at] != keys[at]))

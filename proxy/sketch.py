@@ -1,9 +1,10 @@
 """Which prefixes recent prompts share most: a sketch of bounded size, whatever prompts come.
 
 A prefix is known by its key at a depth of 1, 2, 4 and so on blocks: keys are chained, so one key stands for
-everything before it. Each depth has a Space-Saving summary (Metwally, Agrawal, El Abbadi 2005):
-where all places are taken, the least counted key makes room and the new one inherits its count as a possible
-error, so that a key with more than 1/PLACES of a depth's counts is always there. A prompt is counted at a
+everything before it. Each depth has a summary in the manner of Space-Saving (Metwally, Agrawal, El Abbadi
+2005): where twice PLACES are taken, the least counted half makes room, and a new key inherits the most that
+any of them was counted as a possible error. So a key with more than 1/PLACES of a depth's counts is always
+there. A prompt is counted at a
 depth only if it had been seen at the depth above: prompts that share nothing cost one place each, not one a
 depth. Counts fade with time by growing the weight of what comes later. Pure; told the time that has passed.
 """
@@ -54,11 +55,32 @@ class Shared:
     """Prompts a second, at least."""
 
 
+class _Level(dict[int, _Place]):
+    """The keys at one depth."""
+
+    __slots__ = ("dropped",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped = 0.0
+        """The most that a key was counted which is not here any more."""
+
+    def admit(self, key: int, place: _Place) -> None:
+        if len(self) >= 2 * PLACES:
+            least = sorted(self, key=lambda known: self[known].count)[:PLACES]
+            self.dropped = self[least[-1]].count
+            for known in least:
+                del self[known]
+        place.error = self.dropped
+        place.count += self.dropped
+        self[key] = place
+
+
 class Sketch:
     """Counts the prefixes of prompts."""
 
     def __init__(self) -> None:
-        self._levels: list[dict[int, _Place]] = [{} for _ in range(LEVELS)]
+        self._levels = [_Level() for _ in range(LEVELS)]
         self._weight = 1.0
         """What one prompt counts now: it grows, in place of fading all that was counted before."""
 
@@ -67,6 +89,7 @@ class Sketch:
         self._weight *= exp(min(seconds / FADE_SECONDS, 40.0))
         if self._weight > _HUGE:
             for level in self._levels:
+                level.dropped /= self._weight
                 for place in level.values():
                     place.count /= self._weight
                     place.error /= self._weight
@@ -83,7 +106,7 @@ class Sketch:
             key = keys[blocks - 1]
             place = level.get(key)
             if place is None:
-                self._admit(level, key, _Place(above, blocks, weight, 0.0))
+                level.admit(key, _Place(above, blocks, weight, 0.0))
                 return
             place.count += weight
             place.times += 1
@@ -105,11 +128,3 @@ class Sketch:
     def __len__(self) -> int:
         """Keys that are counted."""
         return sum(map(len, self._levels))
-
-    @staticmethod
-    def _admit(level: dict[int, _Place], key: int, place: _Place) -> None:
-        if len(level) >= PLACES:
-            least = min(level, key=lambda known: level[known].count)
-            place.error = level.pop(least).count
-            place.count += place.error
-        level[key] = place

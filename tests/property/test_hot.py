@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def is_bounded(self) -> None:
         hot = self.hot
-        assert len(hot._sketch) <= LEVELS * PLACES
+        assert len(hot._sketch) <= 2 * LEVELS * PLACES
         assert len(hot._placed) <= MOST
         assert len(hot.hottest()) <= 2 * TRACKED
         assert all(len(prefix.keys) <= 2 * prefix.blocks for prefix in hot.hottest())
