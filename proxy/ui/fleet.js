@@ -8,6 +8,7 @@ const MODES = {
   events: "the engine tells what it stores and evicts",
   stale: "its events are not whole at the moment, and believed in part",
   learned: "the engine tells nothing; predicted from what was sent there",
+  slots: "one prompt a slot; predicted from what was sent there",
   bytes: "prompts are not tokenised; predicted by blocks of text",
 };
 
