@@ -1,9 +1,11 @@
 """The whole proxy in front of simulated llama.cpp servers: found, tokenised, routed by slots, foretold."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from bench.engine_prompt import TOKENIZER
 from bench.llama_server import LlamaServer, serve_llama
+from bench.processes import engines
 from bench.profiles import EngineSpec
 from proxy.app import Proxy
 from proxy.config import Settings
@@ -166,3 +169,13 @@ async def test_a_prompt_that_no_slot_has_room_for_is_refused_as_the_server_says_
         answer = await post(proxy.url, COMPLETIONS, {"prompt": words("l", 400), "max_tokens": 4})
         assert answer.status == 400
         assert "exceeds the available context size" in answer.text
+
+
+async def test_the_command_serves_it(tmp_path: Path) -> None:
+    options = ["--engine", "llama_cpp", "--slots", "2", "--slot-tokens", "512"]
+    async with engines(1, options, tmp_path / "log") as running:
+        (url,) = re.findall(r"slots, on (http://\S+)", (tmp_path / "log").read_text())
+        props = (await get(url, "/props")).json
+        assert props["total_slots"] == 2
+        assert props["default_generation_settings"]["n_ctx"] == 512
+        assert running.pid
