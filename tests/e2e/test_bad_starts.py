@@ -6,7 +6,6 @@ Beside these: settings that are wrong (tests/unit/proxy/test_sources.py), the ce
 
 import ssl
 from pathlib import Path
-from signal import SIGTERM
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from tests.support.client import exchange
 from tests.support.eventually import eventually
 from tests.support.fixtures import ask, serving
 from tests.support.processes import proxy_process
-from tests.support.redis import Server, free_port
+from tests.support.redis import PATIENCE, Server, free_port
 from tests.support.tcp_relay import Relay
 from tests.support.upstream import Upstream
 
@@ -74,7 +73,7 @@ async def test_a_replica_that_is_away_at_the_start_is_told_and_used_when_it_come
 @pytest.mark.parametrize("name", ["tls.cert", "tls.upstream-ca"])
 async def test_a_file_that_is_no_certificate_is_refused(name):
     async with proxy_process(["http://127.0.0.1:9"], f"--{name}", __file__) as process:
-        assert await process.exit() == 2
+        assert await process.exit(within=PATIENCE) == 2
     (said,) = process.log.splitlines()
     assert said.startswith("warmroute: ")
     assert "it is not PEM" in said
@@ -93,29 +92,30 @@ async def test_a_replica_whose_certificate_nobody_known_signed_is_told(
     assert "name who signs its certificate in WARMROUTE_TLS__UPSTREAM_CA" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("what", "settings"),
-    [("secret", ("--secret", "t" * 32)), ("block size", ("--secret", SECRET, "--block-size", "32"))],
-)
-async def test_a_proxy_that_differs_from_its_namespace_does_not_start(upstream, tmp_path, what, settings):
-    async with Server(tmp_path) as server:
-        first = proxy_process([upstream.url], "--secret", SECRET, redis_url=server.url)
-        async with first as one:
-            await one.ready()
+async def test_a_proxy_that_differs_from_its_namespace_does_not_start(upstream, tmp_path):
+    differing = {
+        "secret": ("--secret", "t" * 32),
+        "block size": ("--secret", SECRET, "--block-size", "32"),
+    }
+    async with (
+        Server(tmp_path) as server,
+        proxy_process([upstream.url], "--secret", SECRET, redis_url=server.url) as first,
+    ):
+        await first.ready()
+        for what, settings in differing.items():
             async with proxy_process([upstream.url], *settings, redis_url=server.url) as other:
-                assert await other.exit() == 1
+                assert await other.exit(within=PATIENCE) == 1
             (said,) = [line for line in other.log.splitlines() if "not starting" in line]
             assert f"is used with another {what}" in said
             assert "give every proxy the same, or this one another WARMROUTE_NAMESPACE" in said
             assert SECRET not in other.log
-            one.signal(SIGTERM)
 
 
 async def test_another_layout_under_this_ones_name_is_refused(upstream, tmp_path):
     async with Server(tmp_path) as server:
         await server.run("HSET", layout.Names("warmroute", "m").meta, "layout", "0")
         async with proxy_process([upstream.url], "--secret", SECRET, redis_url=server.url) as process:
-            assert await process.exit() == 1
+            assert await process.exit(within=PATIENCE) == 1
         assert "is used with another layout (0; this proxy has 1)" in process.log
         assert "WARMROUTE_NAMESPACE" in process.log
 

@@ -89,7 +89,7 @@ async def test_two_proxies_are_replaced_under_load_and_no_request_fails(upstream
             await eventually(lambda: balancer.ready(process.port))
             return process
 
-        old = [await start(), await start()]
+        old = await asyncio.gather(start(), start())
         load = Load(balancer.port)
         await load.more()
         new = []
