@@ -91,7 +91,7 @@ class Client:
                     return reply
                 await self._read(response, reply)
         except TimeoutError as error:
-            reply.error = f"timeout: {error or f'no whole answer within {timeout:g} s'}"
+            reply.error = f"timeout: {str(error) or f'no whole answer within {timeout or 0:g} s'}"
         except (aiohttp.ClientError, OSError) as error:
             reply.error = f"{type(error).__name__}: {error}"
         return reply

@@ -200,8 +200,8 @@ async def run(arguments: argparse.Namespace, command: str) -> int:
                             done = await window(
                                 router, case, fleet, plan, warm_up, arguments.out, seed, valkey
                             )
-                        except RuntimeError as error:
-                            failures[router.name] = f"{case.name}: {error}"
+                        except (RuntimeError, OSError, aiohttp.ClientError) as error:
+                            failures[router.name] = f"{case.name}: {error!r}"
                             console.print(f"[red]{router.name} is left out: {error}", soft_wrap=True)
                             _write(arguments, arms, cases, windows, records, failures, command, fleet)
                             continue

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,11 +183,13 @@ async def running(command: Sequence[str], log: Path) -> AsyncIterator[asyncio.su
         yield process
     finally:
         if process.returncode is None:
-            process.terminate()
+            with suppress(ProcessLookupError):  # it may have ended by itself just now
+                process.terminate()
             try:
                 await asyncio.wait_for(process.wait(), 5.0)
             except TimeoutError:
-                process.kill()
+                with suppress(ProcessLookupError):
+                    process.kill()
                 await process.wait()
 
 
