@@ -201,7 +201,7 @@ async def run(arguments: argparse.Namespace, command: str) -> int:
                                 router, case, fleet, plan, warm_up, arguments.out, seed, valkey
                             )
                         except (RuntimeError, OSError, aiohttp.ClientError) as error:
-                            failures[router.name] = f"{case.name}: {error!r}"
+                            failures[router.name] = f"{case.name}: {str(error) or type(error).__name__}"
                             console.print(f"[red]{router.name} is left out: {error}", soft_wrap=True)
                             _write(arguments, arms, cases, windows, records, failures, command, fleet)
                             continue
