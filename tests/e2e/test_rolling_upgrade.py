@@ -20,7 +20,7 @@ from tests.support.upstream import Exchange, Upstream
 CHAT = "/v1/chat/completions"
 CLIENTS = 8
 PATIENCE = 30.0
-SETTINGS = ("--secret", "s" * 32, "--shutdown-delay", "1", "--shutdown-grace", "30", "--block-size", "16")
+SETTINGS = ("--secret", "s" * 32, "--shutdown-delay", "3", "--block-size", "16")
 
 
 async def generate(exchange: Exchange) -> None:
