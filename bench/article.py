@@ -127,6 +127,11 @@ def _write(
     """After every window: what there is stays."""
     pooled = [article_table.pooled(variant, policy, runs) for (variant, policy), runs in found.items()]
     first = engines[0]
+    records = {key: [some for _, some in runs] for key, runs in found.items()}
+    gain = {
+        variant.name: article_table.changes(*(records.get((variant.name, policy), []) for policy in POLICIES))
+        for variant in VARIANTS
+    }
     result = report.result(
         pooled,
         workload={
@@ -148,6 +153,7 @@ def _write(
             "block_size": first.block_size,
             "blocks": first.blocks,
         },
+        gain=gain,
         windows=[one for runs in found.values() for one, _ in runs],
     )
     report.write(result, arguments.out / "article.json")

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bench import account, intervals
 from bench.record import Record, hit_rate
 
@@ -38,11 +40,30 @@ def pooled(
         },
         "throughput": sum(one["throughput"] for one, _ in runs) / len(runs),
         "replicas": replicas,
-        "ttft_p50_by_repeat": [
-            one["groups"][group]["ttft"]["p50"] for one, _ in runs if one["groups"][group]["ttft"]
-        ],
         "hit_rate_by_repeat": [hit_rate(some) for _, some in runs],
     }
+
+
+def changes(
+    before: Sequence[Sequence[Record]], after: Sequence[Sequence[Record]]
+) -> dict[str, dict[str, Any]]:
+    """How much higher TTFT is afterwards, as a share: the same requests of the same repeats in both."""
+    pairs: list[tuple[float, float]] = []
+    for earlier, later in zip(before, after, strict=False):
+        by_number = {record.number: record.ttft for record in earlier if record.error is None}
+        for record in sorted(later, key=lambda record: record.number):
+            there = by_number.get(record.number)
+            if record.error is None and record.ttft is not None and there is not None:
+                pairs.append((there, record.ttft))
+    if not pairs:
+        return {}
+    rows = np.array(pairs, dtype=np.float64)
+    found = {}
+    for name in ("p50", "p95", "mean"):
+        figure = intervals.statistic(name)
+        point, around = intervals.change(rows[:, 0], rows[:, 1], figure, relative=True)
+        found[f"ttft_{name}"] = {"change": point, "interval": around}
+    return found
 
 
 def one_line(seed: str, one: Mapping[str, Any]) -> str:
@@ -77,7 +98,7 @@ System prompts of {workload["prefix"]:,} tokens, questions of {workload["questio
 {engines["blocks"]} blocks of {engines["block_size"]} tokens a replica. Milliseconds [95 % interval]."""
     yield f"    {result['command']}"
     yield "\n".join(_table(result["runs"]))
-    yield "\n".join(_said(result["runs"]))
+    yield "\n".join(_said(result["gain"]))
     yield "## Hits and misses"
     yield "\n".join(_by_cache(result["runs"]))
     if beside is not None:
@@ -107,23 +128,22 @@ def _table(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
-def _said(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    by = {(run["variant"], run["policy"]): run for run in runs}
+def _said(gain: Mapping[str, Any]) -> Iterator[str]:
+    """Request by request over all repeats."""
     for variant, what in WHAT.items():
-        before, after = by.get((variant, "round_robin")), by.get((variant, "prefix_cost"))
-        if before is None or after is None or not _figures(before)["ttft"] or not _figures(after)["ttft"]:
+        differs = gain.get(variant)
+        if not differs:
             continue
-        a, b = _figures(before)["ttft"], _figures(after)["ttft"]
-        repeats = [
-            y / x - 1 for x, y in zip(before["ttft_p50_by_repeat"], after["ttft_p50_by_repeat"], strict=False)
-        ]
-        middle, around = intervals.paired_mean(repeats)
-        sure = f" [{around[0]:+.0%}, {around[1]:+.0%}]" if around else ""
         extra = " (parity is what is to be expected: every replica soon holds it)" if variant == "one" else ""
-        yield (
-            f"- {what}{extra}: prefix_cost's TTFT is {b['p50'] / a['p50'] - 1:+.0%} at P50 "
-            f"(mean of repeats, paired: {middle:+.0%}{sure}) and {b['p95'] / a['p95'] - 1:+.0%} at P95."
-        )
+        told = [
+            f"{differs[name]['change']:+.0%}{_around(differs[name]['interval'])} at {label}"
+            for name, label in (("ttft_p50", "P50"), ("ttft_p95", "P95"), ("ttft_mean", "the mean"))
+        ]
+        yield f"- {what}{extra}: prefix_cost's TTFT is {', '.join(told[:-1])} and {told[-1]}."
+
+
+def _around(interval: Sequence[float] | None) -> str:
+    return f" [{interval[0]:+.0%}, {interval[1]:+.0%}]" if interval else ""
 
 
 def _by_cache(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
