@@ -179,7 +179,8 @@ class Exchanges:
             return self._refuse(request, InternalError("the proxy failed; its log says why"), record)
         finally:
             if caller is not None and work is not None:
-                gate.leave(caller, record, work.charged, monotonic())
+                if not gate.is_open:
+                    gate.leave(caller, record, work.charged, monotonic())
                 if self.sample is not None and work.keying is not None:
                     self.sample(work.body, record.prompt_tokens - record.routed_tokens)
             record.e2e = monotonic() - record.started
@@ -231,7 +232,8 @@ class Exchanges:
             return
         is_large = len(plain) >= LARGE_BODY
         parsed = await self._reader.parse(endpoint, plain) if is_large else parse(endpoint, plain)
-        gate.allow(caller, parsed.model, parsed.lora)
+        if caller.models is not None:
+            gate.allow(caller, parsed.model, parsed.lora)
         model = self._pools.resolve(parsed.model)
         if parsed.model is None:
             gate.allow(caller, model.name)
@@ -270,8 +272,9 @@ class Exchanges:
             route.affinity = keying.affinity
         if self.split is not None:
             work.router = self.split(route)
-        gate.rates.prompt(caller, route.tokens, record.started)
-        work.charged = route.tokens
+        if not gate.is_open:
+            gate.rates.prompt(caller, route.tokens, record.started)
+            work.charged = route.tokens
         record.group = self._seen.group(route.keys, route.block_tokens)
         named = noted.get(b"x-warmroute-group")
         if named is not None:
