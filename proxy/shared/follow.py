@@ -19,7 +19,7 @@ from proxy.logs import logger
 from proxy.shared.base import Counts
 from proxy.shared.hearing import Hearing
 from proxy.shared.layout import Changed, Followed, unpack
-from proxy.shared.log import Log
+from proxy.shared.log import LINGER, Log, Pace
 from proxy.shared.snapshot import Held, Reader, Tail
 
 BLOCK = 1.0
@@ -61,6 +61,7 @@ class Follower:
         self._turn = 0.0
         self._told = False
         self._has_recalled = False
+        self._pace = Pace()
 
     @property
     def synced(self) -> bool:
@@ -108,7 +109,11 @@ class Follower:
         )
         if reply:
             ((_name, entries),) = reply
+            before = self._counts.received
             await self._apply(entries, replay=False)
+            self._pace.count(self._counts.received - before)
+            if self._pace.busy and len(entries) < ENTRIES:
+                await asyncio.sleep(LINGER)
         else:
             await self._check(at)
 

@@ -97,12 +97,32 @@ class Log:
 
 
 LINGER = 0.01
-"""Seconds between two entries while much is told: one costs as much as routing several requests, here,
-in Redis and at every reader."""
+"""Seconds between two entries, and between two readings, while much is told: each costs as much as routing
+several requests, here, in Redis and at every reader."""
 MUCH = 300.0
 """Records a second from which on they are told together; up to there each is told at once."""
 RATE_SECONDS = 0.1
 """Time constant of that rate."""
+
+
+class Pace:
+    """Whether so much is told that it is worth waiting for more."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        """Records a second, of late."""
+        self._at = time.monotonic()
+
+    def count(self, records: int) -> None:
+        """So many more have been sent, or read, at once."""
+        now = time.monotonic()
+        elapsed, self._at = max(now - self._at, 1e-6), now
+        self._rate += (records / elapsed - self._rate) * (1 - exp(-elapsed / RATE_SECONDS))
+
+    @property
+    def busy(self) -> bool:
+        """True from `MUCH` on."""
+        return self._rate > MUCH
 
 
 class Outbox:
@@ -114,9 +134,7 @@ class Outbox:
         self._waiting: deque[tuple[Record, int]] = deque()
         self._bytes = 0
         self._since = 0.0
-        self._rate = 0.0
-        """Records a second, of late."""
-        self._sent_at = time.monotonic()
+        self._pace = Pace()
         self._forgotten: dict[str, None] = {}
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -157,7 +175,7 @@ class Outbox:
             while self._waiting or self._forgotten:
                 try:
                     full = await self._send()
-                    if not full and (self._waiting or self._rate > MUCH):
+                    if not full and (self._waiting or self._pace.busy):
                         await asyncio.sleep(LINGER)
                 except Exception as error:  # noqa: BLE001 - whatever it was, the next may be sent
                     self._counts.failures += 1
@@ -187,9 +205,8 @@ class Outbox:
             parts.append(part)
             size += len(part)
             sent += 1
-        self._since = now = time.monotonic()  # close enough for what is left
-        elapsed, self._sent_at = max(now - self._sent_at, 1e-6), now
-        self._rate += (sent / elapsed - self._rate) * (1 - exp(-elapsed / RATE_SECONDS))
+        self._since = time.monotonic()  # close enough for what is left
+        self._pace.count(sent)
         body = b"".join(parts)
         self._log.sending(body, since)
         try:
