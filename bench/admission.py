@@ -3,7 +3,8 @@
 flood     a batch flood of 3 times the fleet's capacity beside interactive chats of a fifth of it, with
           admission and without (one class, no limit), against each of the two alone
 long      interactive chats, and a cold prompt of 100,000 tokens every 12 seconds from somebody else
-sweep     one class at 0.9 of capacity and at 3 times it, under fixed limits, none, and the adaptive one
+sweep     one class at 0.9 of capacity and at 3 times it, under fixed limits, none, and the adaptive one; that
+          is also started wrongly, at 2 and at 512, with engines that do not say how many they run at once
 
 All of it *simulated*. Capacity is measured, not assumed: what the fleet gets done of traffic that never runs
 dry.
@@ -41,6 +42,8 @@ BATCHES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 """Tokens of a batch request's prompt and of its answer; the first keeps engines decoding, the second
 prefilling."""
 LIMITS: tuple[int | str, ...] = (16, 32, 64, 128, 256, "none", "adaptive")
+STARTS = (2, 512)
+"""Where the adaptive limit is started besides."""
 PATIENT = Priority(queue={"standard": 10**6, "batch": 10**6}, wait={"standard": 1e6, "batch": 1e6})
 """Nobody is turned away, so that all there is to see is in the times."""
 ONE_CLASS = Priority(classes=("standard",), queue={"standard": 10**6}, wait={"standard": 1e6})
@@ -89,6 +92,7 @@ class Fleet:
         concurrency: str | int = "adaptive",
         priority: Priority = PATIENT,
         policy: str = "prefix_cost",
+        untold: int | None = None,
     ) -> dict[str, Any]:
         """Figures by class."""
         jobs, _ = prepare(sorted(arrivals, key=lambda arrival: arrival.due), self.spec)
@@ -102,6 +106,7 @@ class Fleet:
             seed,
             concurrency=concurrency,
             priority=priority,
+            untold=untold,
         )
         return by_class(run)
 
@@ -221,9 +226,11 @@ def sweep(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
         for load in (0.9, FLOOD):
             found: dict[str, dict[str, float]] = {}
             works = {seed: cold(load * most[seed], prompt, output, seed) for seed in seeds}
-            for limit in LIMITS:
-                runs = [fleet.run(work, seed, concurrency=limit)["batch"] for seed, work in works.items()]
-                found[str(limit)] = {
+            kinds: dict[str, dict[str, Any]] = {str(limit): {"concurrency": limit} for limit in LIMITS}
+            kinds |= {f"adaptive from {start}": {"untold": start} for start in STARTS}
+            for kind, how in kinds.items():
+                runs = [fleet.run(work, seed, **how)["batch"] for seed, work in works.items()]
+                found[kind] = {
                     "throughput": fmean(run["throughput"] for run in runs),
                     "ttft_p95": fmean(run["ttft"]["p95"] for run in runs),
                 }
@@ -232,16 +239,12 @@ def sweep(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
                 "throughput": max(figures["throughput"] for figures in fixed),
                 "ttft_p95": min(figures["ttft_p95"] for figures in fixed),
             }
-            mine = found["adaptive"]
-            entries.append(
-                {
-                    "traffic": name,
-                    "load": load,
-                    "limits": found,
-                    "throughput_of_best": mine["throughput"] / best["throughput"],
-                    "ttft_p95_of_best": mine["ttft_p95"] / best["ttft_p95"],
-                }
-            )
+            against_best = {
+                kind: {key: figures[key] / best[key] for key in best}
+                for kind, figures in found.items()
+                if kind.startswith("adaptive")
+            }
+            entries.append({"traffic": name, "load": load, "limits": found, "against_best": against_best})
             print(
                 f"sweep, {name} at {load:g}: "
                 + ", ".join(

@@ -7,7 +7,7 @@ not; all that comes from it is labelled *simulated*.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
@@ -94,12 +94,17 @@ def simulate(
     *,
     concurrency: str | int = "none",
     priority: Priority | None = None,
+    untold: int | None = None,
 ) -> Run:
     """Route the jobs with one policy, from empty caches and an empty index.
 
-    `concurrency` and `priority` are the proxy's settings of those names.
+    `concurrency` and `priority` are the proxy's settings of those names. `untold`: where an adaptive limit
+    starts; engines then do not say how many sequences they run.
     """
-    return Simulation(policy, spec, replicas, seed, concurrency, priority or Priority()).run(jobs)
+    simulation = Simulation(policy, spec, replicas, seed, concurrency, priority or Priority())
+    if untold is not None:
+        simulation.begin_at(untold)
+    return simulation.run(jobs)
 
 
 class Simulation:
@@ -136,6 +141,12 @@ class Simulation:
         self.open: dict[str, tuple[Lease, Outcome]] = {}
         self.poll_due = 0.0
         self.hot_due = 0.0
+
+    def begin_at(self, limit: int) -> None:
+        """Let the proxy not know how many sequences an engine runs, and think that it is so many."""
+        for name, replica in self.fleet.replicas.items():
+            self.fleet.describe(name, replace(replica.description, max_seqs=None))
+            replica.limit.value = replica.view.limit = float(limit)
 
     def run(self, jobs: Sequence[Job]) -> Run:
         """Everything, to the last answer."""

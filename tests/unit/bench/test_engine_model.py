@@ -83,6 +83,31 @@ def test_long_prompts_are_computed_in_chunks_in_order_of_arrival():
     assert first["long"].time == first["short"].time == pytest.approx(3 * 0.01 + 260 / 1000)
 
 
+def test_a_long_prompt_leaves_room_beside_it_where_its_chunks_are_bounded():
+    def first_tokens(**changes):
+        model = EngineModel(spec(**changes))
+        model.submit(0.0, "long", keys("long", 30), 300, 1)
+        model.submit(0.005, "short", keys("short", 5), 50, 1)
+        first = run(model)["first"]
+        return first["short"].time, first["long"].time
+
+    short, long = first_tokens(longest_chunk=50)
+    assert short == pytest.approx(0.06 + 0.11)  # beside the second of six chunks
+    assert long == pytest.approx(5 * 0.06 + 0.11)
+    short, long = first_tokens()
+    assert long == pytest.approx(3 * 0.11)
+    assert short == pytest.approx(3 * 0.11 + 0.06)
+
+
+@pytest.mark.parametrize(("by_priority", "order"), [(True, "acdb"), (False, "abcd")])
+def test_who_waits_goes_in_order_of_arrival_or_of_priority_first(by_priority, order):
+    model = EngineModel(spec(max_seqs=1, by_priority=by_priority))
+    for number, (name, priority) in enumerate([("a", 2), ("b", 2), ("c", 0), ("d", 0)]):
+        model.submit(0.001 * number, name, keys(name, 5), 50, 2, priority=priority)
+    times = {name: event.time for name, event in run(model)["first"].items()}
+    assert "".join(sorted(times, key=times.get)) == order  # what runs already is not put off
+
+
 def test_decoding_slows_down_with_the_batch():
     def gap(batch):
         model = EngineModel(SPEC)
