@@ -84,6 +84,7 @@ class Publisher:
         self._pub = self._context.socket(zmq.XPUB)  # a PUB that tells who subscribes
         self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._router = self._context.socket(zmq.ROUTER)
+        self._router.sndhwm = 0  # a slow reader must not make it drop what it replays
         for socket in (self._pub, self._router):
             socket.linger = 0
         await _bind(self._pub, self.endpoint)
