@@ -17,7 +17,7 @@ from policies import base
 from policies.scoring import rendezvous
 from proxy.sketch import FADE_SECONDS
 
-GROW_AT, SHRINK_AT = 0.15, 0.05
+GROW_AT, SHRINK_AT = 0.15, 0.02
 """Share of a replica's time that a prefix may take before one more should hold it, and below which fewer do.
 Far below full use: a replica more costs one prefill and room for the prefix, waiting costs everyone."""
 SHRINK_SECONDS = 10.0
