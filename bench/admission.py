@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -110,6 +111,10 @@ class Fleet:
         )
         return by_class(run)
 
+    def part(self, replicas: int) -> "Fleet":
+        """So many replicas of its kind."""
+        return Fleet(self.spec, replicas)
+
     def capacity(self, arrivals: Sequence[Arrival], seed: int) -> float:
         """Requests a second that it gets done of traffic that never runs dry."""
         (figures,) = self.run(arrivals, seed, concurrency="none", priority=ONE_CLASS).values()
@@ -150,31 +155,44 @@ def _longest_gap(done: Sequence[Outcome]) -> float:
 
 
 def flood(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """One entry for each kind of batch: the two alone, and together."""
+    """One entry for each kind of batch: the two alone, and together.
+
+    `apart` is what no scheduler of requests gets around where an engine's step is not cut short: each replica
+    does one of the two, and as few as carry the chats do those.
+    """
+    talks: dict[int, list[Arrival]] = {}
+    for seed in seeds:
+        most = fleet.capacity(chats(40.0 * fleet.replicas, seed), seed)
+        talks[seed] = chats(INTERACTIVE * most, seed)
+    for_chats = min(ceil(INTERACTIVE * fleet.replicas), max(1, fleet.replicas - 1))
+    alone = [fleet.run(talk, seed) for seed, talk in talks.items()]
+    apart = [fleet.part(for_chats).run(talk, seed) for seed, talk in talks.items()]
     entries = []
     for name, (prompt, output) in BATCHES.items():
-        rows: dict[str, list[dict[str, Any]]] = {}
-        for seed in seeds:
-            most_chats = fleet.capacity(chats(40.0 * fleet.replicas, seed), seed)
-            most_batch = fleet.capacity(cold(50.0 * fleet.replicas, prompt, output, seed), seed)
-            talk = chats(INTERACTIVE * most_chats, seed)
-            work = cold(FLOOD * most_batch, prompt, output, seed)
-            alone = fleet.run(talk, seed)
+        rows: dict[str, list[dict[str, Any]]] = {"alone": alone, "apart": []}
+        for seed, others in zip(seeds, apart, strict=True):
+            most = fleet.capacity(cold(50.0 * fleet.replicas, prompt, output, seed), seed)
+            talk, work = talks[seed], cold(FLOOD * most, prompt, output, seed)
             both = fleet.run([*talk, *work], seed)
             without = fleet.run([*talk, *work], seed, concurrency="none", priority=ONE_CLASS)
-            rest = (1 - INTERACTIVE) * most_batch
-            both["batch"]["share_of_rest"] = both["batch"]["throughput"] / rest
-            without["batch"]["share_of_rest"] = without["batch"]["throughput"] / rest
-            for what, figures in (("alone", alone), ("admission", both), ("none", without)):
+            split = {**fleet.part(max(1, fleet.replicas - for_chats)).run(work, seed), **others}
+            for what, figures in (("admission", both), ("none", without), ("apart", split)):
+                figures["batch"]["share_of_rest"] = figures["batch"]["throughput"] / (1 - INTERACTIVE) / most
                 rows.setdefault(what, []).append(figures)
         p95 = {what: fmean(run["interactive"]["ttft"]["p95"] for run in runs) for what, runs in rows.items()}
-        share = fmean(run["batch"]["share_of_rest"] for run in rows["admission"])
+        share = {
+            what: fmean(run["batch"]["share_of_rest"] for run in runs)
+            for what, runs in rows.items()
+            if what != "alone"
+        }
         entry = {
             "batch": name,
             "interactive_ttft_p95": p95,
             "inflation": p95["admission"] / p95["alone"],
             "inflation_without": p95["none"] / p95["alone"],
-            "batch_share_of_rest": share,
+            "inflation_apart": p95["apart"] / p95["alone"],
+            "batch_share_of_rest": share["admission"],
+            "batch_share_of_rest_apart": share["apart"],
             "longest_gap": max(run["batch"]["longest_gap"] for run in rows["admission"]),
             "callers": [run["batch"]["callers"] for run in rows["admission"]],
             "runs": rows,
@@ -183,7 +201,8 @@ def flood(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
         print(
             f"flood, {name}: interactive TTFT P95 {_ms(p95['alone'])} alone, {_ms(p95['admission'])} beside "
             f"it ({entry['inflation']:.2f} times), {_ms(p95['none'])} without admission; batch gets "
-            f"{share:.0%} of what is left",
+            f"{share['admission']:.1%} of what is left; apart {entry['inflation_apart']:.2f} times, "
+            f"{share['apart']:.1%}",
             flush=True,
         )
     return entries
