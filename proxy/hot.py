@@ -19,7 +19,7 @@ from policies import base
 from proxy.concurrency import Allowance, has_room
 from proxy.fleet import Fleet
 from proxy.index.base import PrefixIndex
-from proxy.prefix import DEEPER, Prefix
+from proxy.prefix import DEEPER, HELD, Prefix
 from proxy.sketch import Shared, Sketch
 
 TRACKED = 32
@@ -112,13 +112,12 @@ class Hot:
         prefix = self._of(request.keys, self.active)
         if prefix is None:
             return matched, candidates
-        deep = DEEPER * prefix.tokens
-        if prefix.spread and max(matched.values(), default=0) <= deep:
-            holds = {holder.view.name for holder in prefix.holders} | prefix.released
+        least, deep = HELD * prefix.tokens, DEEPER * prefix.tokens
+        if prefix.spread and least <= max(matched.values(), default=0) <= deep:
             others = [
                 view
                 for view in candidates
-                if view.name not in holds
+                if matched.get(view.name, 0) < least
                 and view.in_flight < view.soft_limit
                 and has_room(view, request.sequences, request.allowed)
                 and view.queued_tokens <= prefix.tokens

@@ -22,6 +22,8 @@ GROW_AT, SHRINK_AT = 0.15, 0.02
 Far below full use: a replica more costs one prefill and room for the prefix, waiting costs everyone."""
 SHRINK_SECONDS = 10.0
 MOST_GROW_SECONDS = 5.0
+HELD = 0.75
+"""Whoever holds this share of it holds it."""
 DEEPER = 1.25
 """A replica that holds so many times the prefix's tokens of a prompt is wanted for what comes after it."""
 
@@ -134,7 +136,7 @@ class Prefix:
 
     def held(self, views: Sequence[base.Replica], blocks: dict[str, int]) -> None:
         """Who holds how many blocks of it now, among the replicas that serve its model."""
-        least = 0.75 * self.depth
+        least = HELD * self.depth
         found = [view for view in views if blocks.get(view.name, 0) >= least]
         self.released &= {view.name for view in found}
         found.sort(
