@@ -158,6 +158,8 @@ async def reset(session: aiohttp.ClientSession, url: str) -> str | None:
                 return None
             if status in {404, 405}:
                 break
+            if status is None:
+                return f"{url} did not answer"
             await asyncio.sleep(0.25)
         else:
             return f"{url}{path} answered {status} and did not empty its cache"
