@@ -62,7 +62,9 @@ CASES: Sequence[Case] = (
     Case("hot", "one prefix for all", "hot"),
     Case("random", "nothing shared", "random", rate=4.0),
     Case("four", "four routers behind a random balancer", "shared", proxies=4),
-    Case("replica", "a replica restarted midway", "shared", midway="replica"),
+    Case(
+        "replica", "a replica restarted midway (the ceiling ignores what it lost)", "shared", midway="replica"
+    ),
     Case("router", "the router restarted midway; its second half", "shared", midway="router"),
     Case("small", "caches a quarter of the usual size", "shared", cache=0.25, rate=5.5),
     Case(
