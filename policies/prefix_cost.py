@@ -58,7 +58,7 @@ class PrefixCost:
     balance: float = parameter(0.08, "charge for recent work, as a multiple of its prefill time", least=0.0)
     decode_share: float = parameter(64.0, "running decodes that halve the prefill rate", least=1.0)
     slot_time: float = parameter(2.0, "seconds a sequence holds its slot, until that is learned", least=0.0)
-    tie: float = parameter(0.02, "relative difference in cost that counts as none", least=0.0, most=1.0)
+    tie: float = parameter(0.05, "relative difference in cost that counts as none", least=0.0, most=1.0)
     tie_seconds: float = parameter(0.005, "difference in cost that counts as none, in seconds", least=0.0)
     compare: int = parameter(32, "replicas compared one by one; larger fleets are sampled", least=2)
 
