@@ -40,7 +40,8 @@ def root(keys: array[int], block_tokens: float, affinity: int = 0) -> int:
     """What prompts have in common that begin alike; 0 if nothing is known of the prompt."""
     if not keys:
         return affinity
-    return keys[min(max(int(ROOT_TOKENS / block_tokens) - 1, 0), len(keys) - 1)]
+    last = max(0, int(ROOT_TOKENS / block_tokens) - 1)
+    return keys[last] if last < len(keys) else keys[-1]
 
 
 def point(of_root: int) -> float:

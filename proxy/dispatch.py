@@ -34,7 +34,8 @@ class Dispatcher:
         tried: set[str] = set()
         failure: ProxyError | None = None
         self._open += 1
-        self._idle.clear()
+        if self._open == 1:
+            self._idle.clear()
         try:
             route.allowed = admission.allowed(work.rank, started)
             route.urgency = admission.classes[work.rank].urgency

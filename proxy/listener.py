@@ -52,7 +52,7 @@ class Listener:
         self._open: dict[asyncio.Task[Any], ClientConnection] = {}
         """What is being answered on general connections."""
         self._general = web.Server(self._answer, handler_cancellation=True)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
 
     def __call__(self) -> PlainConnection:
         """A connection for the event loop's listener."""
@@ -62,7 +62,7 @@ class Listener:
         """A connection as aiohttp serves it."""
         return ClientConnection(
             self._general,
-            loop=self._loop,
+            loop=self.loop,
             access_log=None,
             auto_decompress=False,
             lingering_time=LINGER_SECONDS,

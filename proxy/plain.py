@@ -41,6 +41,8 @@ class Server(Protocol):
     plain: "set[PlainConnection]"
     closing: bool
     """Whether connections end with the request at hand."""
+    loop: asyncio.AbstractEventLoop
+    """Asked for once: it costs a system call each time."""
 
     def general(self) -> asyncio.Protocol:
         """A connection as aiohttp serves it."""
@@ -134,7 +136,7 @@ class PlainConnection(asyncio.Protocol):
             self._parts = []
         if size > end:
             self._wait_turn(data[end:])
-        self._task = asyncio.get_running_loop().create_task(self._answer(head, data[head.size : end]))
+        self._task = server.loop.create_task(self._answer(head, data[head.size : end]))
 
     async def _answer(self, head: PlainHead, body: bytes) -> None:
         keep_alive, server = False, self._server

@@ -1,8 +1,9 @@
 """The latest requests that have ended, and why each went where it went.
 
-Told by the ledger, a batch at a time; a request itself pays for one tuple. Every decision is kept with what
-it rested on: what each replica held, and its score. What a score was made of is noted for the first
-`IN_FULL` decisions between two batches, some hundred a second: all of them, unless the proxy is busy.
+Told by the ledger, a batch at a time; a request itself pays for one tuple. Decisions are kept (all of them
+unless the proxy is busy, then a sample, and whatever went wrong) with what each rested on: what each replica
+held, and its score. What a score was made of is noted for the first `IN_FULL` decisions between two batches,
+some hundred a second.
 
 Bounded: `KEPT` requests of about 1 KiB and 0.2 KiB a replica compared, at most `REPLICAS` each; full terms
 take 0.5 KiB a replica more. Holds no keys and nothing of a prompt, an answer or a session.
@@ -23,6 +24,8 @@ KEPT = 2048
 """Requests."""
 IN_FULL = 10
 """Decisions whose scores are taken apart, from one batch of the ledger to the next."""
+MOST = 64
+"""Requests of one batch that are kept, about, beside those that went wrong: all, up to some 600 a second."""
 REPLICAS = 64
 """Of which it is kept what they held, for one request."""
 
@@ -50,6 +53,9 @@ class Recent:
         """Take in requests that have ended."""
         for router in self._routers():
             router.to_explain = self._in_full
+        every = -(-len(records) // MOST)
+        if every > 1:
+            records = [r for at, r in enumerate(records) if not at % every or r.outcome != "ok"]
         self._kept.extend(map(_kept, records))
 
     def latest(self, count: int, decision: str | None = None) -> list[dict[str, object]]:

@@ -244,13 +244,12 @@ class Router:
         if not request.keys or not request.cache_read:
             return {}
         cap = int((request.tokens - 1) // request.block_tokens * request.block_tokens)
-        matched: dict[str, int] = {}
-        for name, blocks in self.index.match(request.keys).items():
-            if name in self.fleet.replicas:
-                matched[name] = min(int(blocks * request.block_tokens), cap)
-            else:
-                self.index.forget(name)
-        return matched
+        size, held = request.block_tokens, self.index.match(request.keys)
+        if not held.keys() <= self.fleet.replicas.keys():
+            for ghost in held.keys() - self.fleet.replicas.keys():
+                self.index.forget(ghost)
+                held = {name: blocks for name, blocks in held.items() if name != ghost}
+        return {name: min(int(blocks * size), cap) for name, blocks in held.items()}
 
 
 def classify(request: RouteRequest, lease: Lease, *, by_session: bool) -> str:

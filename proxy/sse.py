@@ -6,7 +6,6 @@ more than the relay itself.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -212,8 +211,11 @@ class Tap:
             self._keep_text(event.choices)
         if (timings := event.timings) is not None:  # the last ones are those of the whole answer
             self.usage = Usage(timings.prompt_n + timings.cache_n, timings.cache_n, timings.predicted_n)
-        for usage in _usages(event):
-            self._note(usage)
+        if event.usage is not None:
+            self._note(event.usage)
+        for nested in (event.response, event.message):
+            if nested is not None and nested.usage is not None:
+                self._note(nested.usage)
         if event.meta_info is not None:
             meta = event.meta_info
             self.usage = Usage(meta.prompt_tokens, meta.cached_tokens, meta.completion_tokens)
@@ -271,11 +273,3 @@ class Tap:
                 seen.cached,
                 usage.output_tokens if usage.output_tokens is not None else seen.completion,
             )
-
-
-def _usages(event: _Event) -> Iterator[_Usage]:
-    if event.usage is not None:
-        yield event.usage
-    for nested in (event.response, event.message):
-        if nested is not None and nested.usage is not None:
-            yield nested.usage

@@ -25,8 +25,8 @@ class Seen:
         """Class a prompt by its block keys, and remember it."""
         if not keys:
             return RANDOM
-        last = int(START_TOKENS / block_tokens) - 1
-        start = keys[min(max(last, 0), len(keys) - 1)]
+        last = max(0, int(START_TOKENS / block_tokens) - 1)
+        start = keys[last] if last < len(keys) else keys[-1]
         young = self._young
         if start in young:
             return SHARED

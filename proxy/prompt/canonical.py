@@ -30,17 +30,18 @@ def canonical_chat(chat: Chat, digest: Digest) -> bytes:
 
     Raises Unreadable for content that engines refuse.
     """
-    variables = dict(chat.variables)
-    generates = variables.pop("add_generation_prompt", True)
-    goes_on = variables.pop("continue_final_message", False)
     written = bytearray()
-    for name, value in (
-        (b"template", chat.template),
-        (b"variables", variables or None),
-        (b"tools", chat.tools),
-    ):
-        if value is not None:
-            written += name + _CODER.encode(value) + _FIELD
+    generates, goes_on, variables = True, False, chat.variables
+    if variables:
+        variables = dict(variables)
+        generates = variables.pop("add_generation_prompt", True)
+        goes_on = variables.pop("continue_final_message", False)
+    if chat.template is not None:
+        written += b"template" + _CODER.encode(chat.template) + _FIELD
+    if variables:
+        written += b"variables" + _CODER.encode(variables) + _FIELD
+    if chat.tools is not None:
+        written += b"tools" + _CODER.encode(chat.tools) + _FIELD
     for message in chat.messages:
         _write_turn(written, message, digest)
     if goes_on:

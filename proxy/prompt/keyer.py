@@ -190,7 +190,7 @@ class Keyer:
             whole=given if is_short else None,
             encode=_as_it_is,
             characters=len(given),
-            affinity=_affinity([given], root.last),
+            affinity=_affinity_of(given[:AFFINITY], root.last),
             follow=follow,
             estimate=round(len(given) * self.ratio) if tokens is None else None,
         )
@@ -211,4 +211,8 @@ def _affinity(pieces: list[Chunk], start: int) -> int:
         whole += piece[:AFFINITY].encode() if isinstance(piece, str) else piece[:AFFINITY]
         if len(whole) >= AFFINITY:
             break
-    return (xxh3_64_intdigest(whole[:AFFINITY], start) or 1) if whole else 0
+    return _affinity_of(whole[:AFFINITY], start)
+
+
+def _affinity_of(beginning: bytes, start: int) -> int:
+    return (xxh3_64_intdigest(beginning, start) or 1) if beginning else 0
