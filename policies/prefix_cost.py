@@ -38,6 +38,7 @@ Parameters
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import ClassVar
 
@@ -67,38 +68,37 @@ class PrefixCost:
         tokens, matched = request.tokens, request.matched
         if len(replicas) > self.compare:
             replicas = shortlist(replicas, matched, request.affinity, self.compare, rng)
-        alpha, get = self.alpha, matched.get
-        helds = [get(replica.name, 0) for replica in replicas]
-        best = max(helds)
-        if 2 * best < tokens:
-            alpha *= max(0.0, 4 * best / tokens - 1)
         fleet_rate = sum([replica.prefill_rate for replica in replicas]) / len(replicas)
-        alpha /= fleet_rate * (_crowding(replicas, helds, best) if best else 1.0) ** 3
+        helds = [matched.get(replica.name, 0) for replica in replicas]
+        best, alpha = max(helds), 0.0
+        if 4 * best > tokens:
+            share = min(1.0, 4 * best / tokens - 1) if tokens else 1.0
+            alpha = self.alpha * share / (fleet_rate * _crowding(replicas, helds, best) ** 3)
         balance, per_decode = self.balance / fleet_rate, 1.0 / self.decode_share
         urgency = request.urgency
-        costs = []
-        pressures: list[float] = []
+        costs: list[float] = []
+        silent = False
         for replica, held in zip(replicas, helds, strict=True):
-            work: float = replica.queued_tokens
-            if held < tokens:
-                work += (tokens - held) * (1.0 + replica.running * per_decode)
-            cost = urgency * (work / replica.prefill_rate + replica.base_ttft)
-            cost += balance * replica.recent_tokens
-            if best:
-                cost += alpha * (best - held)
-            slots = replica.slots
-            if slots is not None and replica.in_flight >= slots:
-                cost += urgency * self._slot_wait(replica, slots)
-            kv_usage = replica.kv_usage
-            if kv_usage is not None:
-                pressures.append(kv_usage)
-                cost += self.beta * kv_usage
+            work = replica.queued_tokens + (tokens - held) * (1.0 + replica.running * per_decode)
+            cost = (
+                urgency * (work / replica.prefill_rate + replica.base_ttft)
+                + balance * replica.recent_tokens
+                + alpha * (best - held)
+            )
+            if replica.slots is not None and replica.in_flight >= replica.slots:
+                cost += urgency * self._slot_wait(replica, replica.slots)
+            if replica.kv_usage is None:
+                silent = True
+            else:
+                cost += self.beta * replica.kv_usage
             costs.append(cost)
-        if 0 < len(pressures) < len(costs):  # unknown is not zero: those that do not tell pay the average
-            average = self.beta * sum(pressures) / len(pressures)
-            costs = [
-                c if r.kv_usage is not None else c + average for r, c in zip(replicas, costs, strict=True)
-            ]
+        if silent:  # unknown is not zero: those that do not tell pay the average
+            known = [replica.kv_usage for replica in replicas if replica.kv_usage is not None]
+            if known:
+                average = self.beta * sum(known) / len(known)
+                costs = [
+                    c if r.kv_usage is not None else c + average for r, c in zip(replicas, costs, strict=True)
+                ]
         chosen = self._cheapest(request, replicas, costs)
         return Decision(chosen, compared=replicas, scores=costs)
 
@@ -163,10 +163,13 @@ class PrefixCost:
 
 def _crowding(replicas: Sequence[Replica], helds: Sequence[int], best: int) -> float:
     """Requests that wait where `best` tokens are held, as a multiple of the mean where fewer are."""
-    pairs = zip(replicas, helds, strict=True)
-    least = min([replica.in_flight - replica.running for replica, held in pairs if held == best])
-    if least <= 1:
-        return 1.0
-    pairs = zip(replicas, helds, strict=True)
-    others = [replica.in_flight - replica.running for replica, held in pairs if held < best]
-    return max(1.0, least / max(1.0, sum(others) / len(others))) if others else 1.0
+    others = total = 0
+    least = inf
+    for replica, held in zip(replicas, helds, strict=True):
+        waiting = replica.in_flight - replica.running
+        if held < best:
+            others += 1
+            total += waiting
+        elif waiting < least:
+            least = waiting
+    return max(1.0, least / max(1.0, total / others)) if others and least > 1 else 1.0
