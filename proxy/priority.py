@@ -68,7 +68,7 @@ class Priority(Frozen):
     )
     """name=share,…: uncached tokens let in for each class while several wait; 1 where not named"""
     ceilings: Annotated[dict[str, Share], BeforeValidator(pairs("share"))] = Field(
-        default={"standard": 0.9, "batch": 0.75}
+        default={"standard": 0.9, "batch": 0.78}
     )
     """name=share,…: of a replica's limit that a class may fill while a higher class has been seen in the last
     minute; 1 where not named"""
