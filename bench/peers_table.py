@@ -139,7 +139,8 @@ Hits are prompt tokens that the replicas reported as cached; the ceiling is one 
 in milliseconds from the time a request was due. Spread: computed prompt tokens, most over mean. CPU:
 milliseconds a request of the router's process tree (warmroute's with its Valkey); at so few requests a second
 what a process does at rest counts in. *Against warmroute*: how much more the router has, request by request
-over all repeats; **bold** where the 95 % interval excludes zero, which is when it counts. Several processes share a few cores here, so times say less than hits do."""
+over all repeats; **bold** where the 95 % interval excludes zero, which is when it counts. Several processes
+share a few cores here, so times say less than hits do."""
     for name, case in workload["cases"].items():
         rows = [run for run in result["runs"] if run["case"] == name]
         if rows:
