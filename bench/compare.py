@@ -7,7 +7,8 @@ good; goodput and throughput of the whole run.
 
 A gate fails where the change is more than it allows *and* the change's 95 % interval excludes zero, so that
 noise does not fail a release. Where the interval does not exclude it, the gate is *undecided* and told as
-such: measure longer. Intervals are drawn from the requests.jsonl beside the results: the same requests in
+such: measure longer; likewise where requests went out late in one run, so that its times are the machine's.
+Intervals are drawn from the requests.jsonl beside the results: the same requests in
 both where both sent the same plan. Without those files, from the intervals in the results.
 
 Results of different workloads, or of simulated and real replicas, are not compared (exit status 2). Exit
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import intervals
+from bench.account import LATE_LIMIT
 
 BASELINES = Path("bench/results/baseline")
 GATES = ("ttft_p95:+5%", "hit_rate:-2pp")
@@ -88,6 +90,8 @@ class Verdict:
     change: float
     interval: Sequence[float] | None
     paired: bool
+    late: bool = False
+    """Requests went out late in one of the runs: its latencies are the machine's, too."""
 
     @property
     def state(self) -> str:
@@ -95,7 +99,7 @@ class Verdict:
         worse = self.change if self.gate.higher_is_worse else -self.change
         if worse <= self.gate.limit:
             return "passed"
-        if self.interval is None:
+        if self.interval is None or self.late:
             return "undecided"
         low, high = self.interval
         return "undecided" if low <= 0 <= high else "failed"
@@ -176,7 +180,14 @@ def judge(gate: Gate, group: str, a: Side, b: Side, *, same_plan: bool) -> Verdi
         half = hypot(before[1][1] - before[1][0], after[1][1] - after[1][0]) / 2
         half = half / before[0] if gate.relative and before[0] else half
         interval, paired = [change - half, change + half], False
-    return Verdict(gate, group, before[0], after[0], change, interval, paired)
+    timed = _LATENCY.fullmatch(gate.figure) is not None or gate.figure in {"good", *WHOLE}
+    late = timed and any(_sent_late(side.run) for side in (a, b))
+    return Verdict(gate, group, before[0], after[0], change, interval, paired, late)
+
+
+def _sent_late(run: Mapping[str, Any]) -> bool:
+    lag = run.get("send_lag")
+    return bool(lag and lag["p99"] > LATE_LIMIT)
 
 
 def _name(figure: str) -> str:

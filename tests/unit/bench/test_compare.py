@@ -13,12 +13,12 @@ from bench.plan import Planned
 from bench.record import Record
 
 
-def write(folder, *, slower=1.0, noise=0.0, hit=0.5, seed=1, n=200, requests=True, errors=0, **more):
+def write(folder, *, lag=0.0, slower=1.0, noise=0.0, hit=0.5, seed=1, n=200, requests=True, errors=0, **more):
     """A result with its requests, TTFTs around 100 ms."""
     rng, other = Random(1), Random(f"{seed}/{slower}")
     records = []
     for number in range(n):
-        record = Record("shared" if number % 2 else "random", number / 10, 0.0, number, 1000, status=200)
+        record = Record("shared" if number % 2 else "random", number / 10, lag, number, 1000, status=200)
         ttft = rng.lognormvariate(-2.3, 0.3) * slower * (1 + noise * other.gauss(0, 1))
         record.ttft, record.e2e, record.tpot = max(ttft, 0.001), 1.0, 0.01
         shared = record.group == "shared"
@@ -158,3 +158,11 @@ def test_a_file_that_is_no_result_is_named(tmp_path, capsys):
 
     assert status == 2
     assert "x.json: not a result" in told
+
+
+def test_a_run_whose_load_was_late_decides_no_latency_but_hits(tmp_path, capsys):
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", slower=2.0, hit=0.1, lag=0.2)
+
+    status, told = judged(capsys, a, b, "--gate", "ttft_p95:+5%")
+    assert (status, told.count("| undecided |")) == (0, 2)
+    assert judged(capsys, a, b, "--gate", "shared.hit_rate:-2pp")[0] == 1
