@@ -5,10 +5,11 @@ Pure and deterministic: no clock, no I/O, no randomness. `bench.engine` drives i
 as vLLM's scheduler would; what the tokens say is not its business.
 
 One step at a time, like the engine: running sequences decode one token each, prefills take what is left of
-`max_batched_tokens` in the order of admission (chunked prefill), and whoever waits is admitted while there are
-sequences, tokens and blocks left: in the order of arrival, or by priority. Priority says who is admitted next
-and no more, as in vLLM: a prefill that has begun takes its tokens before anybody new. A block can be reused from the moment its computation is scheduled, so
-requests that arrive together share a prefix. A hit never covers the last prompt token.
+`max_batched_tokens` in the order of admission (chunked prefill), and whoever waits is admitted while there
+are sequences, tokens and blocks left: in the order of arrival, or by priority. As in vLLM, priority says who
+is admitted next and no more: a prefill that has begun takes its tokens before anybody new. A block can be
+reused from the moment its computation is scheduled, so requests that arrive together share a prefix. A hit
+never covers the last prompt token.
 
 Where it is simpler than vLLM: a sequence reserves room for its whole output when it is admitted, so nothing
 is ever preempted; a cancelled sequence leaves at the end of the step it is in.
