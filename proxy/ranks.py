@@ -10,6 +10,7 @@ FIELD: Final = b"X-data-parallel-rank"
 """Read by vLLM and SGLang alike."""
 HEADER: Final = frozenset((FIELD.lower(),))
 
+
 def names(engine: str, ranks: int) -> tuple[str, ...]:
     """The replicas that an engine is, by rank: itself where it has only one."""
     return (engine,) if ranks == 1 else tuple(f"{engine}@{rank}" for rank in range(ranks))
