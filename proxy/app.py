@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from policies import registry
 from policies.base import follows_prefixes
-from proxy import discovery, explained, probes, redis_url
+from proxy import discovery, explained, huge_pages, probes, redis_url
 from proxy.admin import Admin
 from proxy.admission import Admission
 from proxy.attempt import Hop
@@ -324,6 +324,7 @@ class Proxy:
         self._insights.start(self._tasks)
         self._tasks.every("names", settings.dns.interval, self._roster.follow_names)
         self._tasks.every("keys and certificates", LOOK_SECONDS, self._look)
+        self._tasks.every("huge pages", huge_pages.AGAIN_SECONDS, _ask_for_huge_pages)
         if self._leases is not None:
             self._tasks.start("leases of rates", self._leases.run())
         if self._siblings is not None:
@@ -480,3 +481,7 @@ class Proxy:
             pool.sweep()
         self._roster.sweep()
         self.pools.sweep()
+
+
+def _ask_for_huge_pages() -> None:
+    huge_pages.ask()

@@ -13,7 +13,7 @@ from functools import partial
 
 import uvloop
 
-from proxy import logs
+from proxy import huge_pages, logs
 from proxy.app import Proxy
 from proxy.config import Settings
 from proxy.logs import logger
@@ -67,6 +67,7 @@ async def serve(settings: Settings, siblings: Siblings | None = None) -> int:
     gc.collect()
     gc.freeze()  # what was built at the start lives as long as the process
     gc.set_threshold(COLLECT_EVERY, 20, 50)
+    huge_pages.ask(at_once=True)
     await told.wait()
     delay = settings.shutdown_delay if signals == [signal.SIGTERM] else 0.0
     logger.info(
