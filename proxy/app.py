@@ -41,6 +41,7 @@ from proxy.live import Live
 from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
 from proxy.names import GetAddrInfo, Names
+from proxy.outbox import Outbox
 from proxy.overview import Overview
 from proxy.pools import Pools
 from proxy.prefixes import Prefixes
@@ -93,6 +94,7 @@ class Proxy:
         self._settings = settings
         self._siblings = siblings
         self._names = Names(getaddrinfo)
+        self._outbox = Outbox()
         self.fleet = Fleet(monotonic)
         self.index = TrueIndex(MemoryIndex(), monotonic)
         link = None
@@ -276,6 +278,7 @@ class Proxy:
             body_bytes=int(settings.limits.body_bytes),
             keepalive_seconds=settings.timeouts.client_keepalive,
             request_seconds=settings.timeouts.request,
+            outbox=self._outbox,
         )
         self._listening: list[asyncio.Server] = []
 
@@ -406,6 +409,7 @@ class Proxy:
             server_name=spec.server_name,
             names=self._names,
             moved=moved,
+            outbox=self._outbox,
         )
 
     def _unreachable(self, replica: Replica, error: OSError) -> None:

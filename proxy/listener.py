@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.connection import ClientConnection, cut
+from proxy.outbox import Outbox
 from proxy.plain import LARGEST, Answer, PlainConnection
 from proxy.prompt.parse import Endpoint
 
@@ -35,6 +36,7 @@ class Listener:
         body_bytes: int,
         keepalive_seconds: float,
         request_seconds: float,
+        outbox: Outbox | None = None,
     ) -> None:
         self.answer = answer
         self.endpoints: Mapping[bytes, Endpoint] = {
@@ -43,6 +45,7 @@ class Listener:
         self.header_bytes = header_bytes
         self.largest = min(body_bytes, LARGEST)
         self.plain: set[PlainConnection] = set()
+        self.outbox = outbox or Outbox()
         self._keepalive_seconds = keepalive_seconds
         self._request_seconds = request_seconds
         self.closing = False

@@ -17,6 +17,7 @@ from aiohttp import web
 from proxy.answers import on_the_wire
 from proxy.connection import cut, reset
 from proxy.logs import logger
+from proxy.outbox import Outbox
 from proxy.prompt.parse import Endpoint
 from proxy.relay import Relay
 from proxy.request import Request
@@ -41,6 +42,7 @@ class Server(Protocol):
     plain: "set[PlainConnection]"
     closing: bool
     """Whether connections end with the request at hand."""
+    outbox: Outbox
     loop: asyncio.AbstractEventLoop
     """Asked for once: it costs a system call each time."""
 
@@ -179,6 +181,7 @@ class PlainConnection(asyncio.Protocol):
         if transport is None:
             return
         self._server.plain.discard(self)
+        self._server.outbox.flush()
         general = self._server.general()
         transport.set_protocol(general)
         general.connection_made(transport)
@@ -189,16 +192,18 @@ class PlainConnection(asyncio.Protocol):
     def send(self, chunk: bytes) -> None:
         """Queue bytes for the client."""
         if self.transport is not None:
-            self.transport.write(chunk)
+            self._server.outbox.write(self.transport, chunk)
 
     def reset(self) -> None:
         """Cut the connection so that no client can take what it got for a whole answer."""
         if self.transport is not None:
+            self._server.outbox.flush()
             reset(self.transport)
 
     def close(self) -> None:
         """Close the connection when what is queued has been sent."""
         if self.transport is not None:
+            self._server.outbox.flush()
             self.transport.close()
 
     def end(self) -> None:

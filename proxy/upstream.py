@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from proxy.names import Names, is_name
+from proxy.outbox import Outbox
 
 
 class Exchange(Protocol):
@@ -64,7 +65,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Send a request; `exchange` gets the answer."""
         self.exchange = exchange
         if len(body) < 65536:
-            self.transport.write(head + body)
+            self._pool.outbox.write(self.transport, head + body)
         else:
             self.transport.write(head)
             self.transport.write(body)
@@ -95,6 +96,7 @@ class Pool:
         server_name: str | None = None,
         names: Names | None = None,
         moved: Callable[[], None] | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         """`tls` is for https; absent, the system's authorities are asked. `server_name`: who should answer.
 
@@ -119,6 +121,7 @@ class Pool:
         self._keepalive_seconds = keepalive_seconds
         self._size = size
         self._closed = False
+        self.outbox = outbox or Outbox()
 
     def take(self) -> UpstreamConnection | None:
         """The idle connection used last, if there is one young enough to be still open."""
