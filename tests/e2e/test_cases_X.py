@@ -9,6 +9,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -33,6 +34,8 @@ from tests.support.tcp_relay import Relay
 
 BLOCKS = 10
 TOKENS = BLOCKS * FAST.block_size + 1
+ROOMY = replace(FAST, cache_tokens=1 << 20)
+"""Never full: on a slow machine what is shared is asked for many times, with a fresh prompt each."""
 JSON = (("Content-Type", "application/json"),)
 LOSSES = 12
 MODES = pytest.mark.parametrize("events", [False, True], ids=["learned", "events"])
@@ -51,7 +54,7 @@ class Fleet(NamedTuple):
 async def fleet(redis_url: str, *, events: bool) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         options = EventOptions() if events else None
-        running = await stack.enter_async_context(serve(FAST, ports=(0, 0), model="m", events=options))
+        running = await stack.enter_async_context(serve(ROOMY, ports=(0, 0), model="m", events=options))
         named = [{"url": one.url, "name": f"r{number}"} for number, one in enumerate(running)]
         settings: dict[str, Any] = {"redis_url": redis_url, "secret": "s" * 32, "replicas": named}
 
