@@ -5,10 +5,13 @@ find them awake. And the code of a request is not pushed out of the caches by th
 proxy that is a fifth of a small request's CPU.
 
 Must never reorder what goes to one transport: whoever closes, resets or hands a connection over flushes
-first.
+first. Nor may a transport that cannot be written to cost another one its bytes: it is aborted, so that its
+protocol hears of it and nothing goes out behind what is missing.
 """
 
 import asyncio
+
+from proxy.logs import logger
 
 
 class Outbox:
@@ -33,5 +36,9 @@ class Outbox:
         """Write what waits, now; what was closed meanwhile takes nothing any more."""
         waiting, self._waiting = self._waiting, []
         for transport, chunk in waiting:
-            if not transport.is_closing():
-                transport.write(chunk)
+            try:  # costs nothing while nothing is raised
+                if not transport.is_closing():
+                    transport.write(chunk)
+            except Exception:  # noqa: BLE001 - whatever it is, the others are written
+                logger.exception("a connection is cut, since it could not be written to")
+                transport.abort()
