@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -32,8 +33,8 @@ from policies import registry
 from proxy.priority import Priority
 
 SECONDS = 60.0
-WARM = 20.0
-"""Seconds at the start that count for nothing: caches, learned rates and limits settle."""
+WARM = 1 / 3
+"""Share of the seconds, at the start, that counts for nothing: caches, learned rates and limits settle."""
 FLOOD = 3.0
 INTERACTIVE = 0.2
 BATCHES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -51,9 +52,9 @@ ONE_CLASS = Priority(classes=("standard",), queue={"standard": 10**6}, wait={"st
 CHATS = Shape(groups=16, prefix=1200, question=(50, 300), output=(50, 250))
 
 
-def chats(rate: float, seed: int) -> list[Arrival]:
+def chats(rate: float, seed: int, seconds: float = SECONDS) -> list[Arrival]:
     """Interactive sessions of 20 callers: system prompts that are shared, turns that repeat the session."""
-    arrivals = generate("multiturn", replace(CHATS, rate=rate, requests=round(rate * SECONDS)), seed)
+    arrivals = generate("multiturn", replace(CHATS, rate=rate, requests=round(rate * seconds)), seed)
     return [
         replace(arrival, group="interactive", priority="interactive", caller=f"user{i % 20}")
         for i, arrival in enumerate(arrivals)
@@ -61,14 +62,21 @@ def chats(rate: float, seed: int) -> list[Arrival]:
 
 
 def cold(
-    rate: float, prompt: Length, output: Length, seed: int, *, priority: str = "batch", callers: int = 3
+    rate: float,
+    prompt: Length,
+    output: Length,
+    seed: int,
+    *,
+    priority: str = "batch",
+    callers: int = 3,
+    seconds: float = SECONDS,
 ) -> list[Arrival]:
     """Prompts of which no two begin alike."""
     rng, due = Random(f"{seed}/{priority}"), 0.0
     arrivals: list[Arrival] = []
     while True:
         due += rng.expovariate(rate)
-        if due > SECONDS:
+        if due > seconds:
             return arrivals
         number = len(arrivals)
         tokens, answer = (x if isinstance(x, int) else rng.randint(*x) for x in (prompt, output))
@@ -81,9 +89,10 @@ def cold(
 class Fleet:
     """Replicas of one kind, and what runs on them."""
 
-    def __init__(self, spec: EngineSpec, replicas: int) -> None:
+    def __init__(self, spec: EngineSpec, replicas: int, seconds: float = SECONDS) -> None:
         self.spec = spec
         self.replicas = replicas
+        self.seconds = seconds
 
     def run(
         self,
@@ -109,31 +118,34 @@ class Fleet:
             priority=priority,
             untold=untold,
         )
-        return by_class(run)
+        return by_class(run, self.seconds)
 
     def part(self, replicas: int) -> "Fleet":
         """So many replicas of its kind."""
-        return Fleet(self.spec, replicas)
+        return Fleet(self.spec, replicas, self.seconds)
 
     def capacity(self, arrivals: Sequence[Arrival], seed: int) -> float:
         """Requests a second that it gets done of traffic that never runs dry."""
         (figures,) = self.run(arrivals, seed, concurrency="none", priority=ONE_CLASS).values()
+        if not figures["throughput"]:
+            raise ValueError(f"nothing is done within {self.seconds:g} s: give more --seconds")
         return float(figures["throughput"])
 
 
-def by_class(run: Run) -> dict[str, Any]:
+def by_class(run: Run, seconds: float = SECONDS) -> dict[str, Any]:
     """Times of those due after the warm-up, and what was done from then until no more came."""
     figures: dict[str, Any] = {}
+    warm = WARM * seconds
     for group in sorted({outcome.group for outcome in run.outcomes}):
         mine = [o for o in run.outcomes if o.group == group and not o.shed]
-        done = [o for o in mine if WARM <= o.due + o.e2e <= SECONDS]
-        counted = [o for o in mine if o.due >= WARM]
+        done = [o for o in mine if warm <= o.due + o.e2e <= seconds]
+        counted = [o for o in mine if o.due >= warm]
         figures[group] = {
             "requests": len(counted),
             "ttft": latency(o.ttft for o in counted),
             "longest_ttft": max(o.ttft for o in counted),
             "queue": latency(o.queue for o in counted),
-            "throughput": len(done) / (SECONDS - WARM),
+            "throughput": len(done) / (seconds - warm),
             "callers": _callers(done),
             "longest_gap": _longest_gap(done),
         }
@@ -162,8 +174,8 @@ def flood(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """
     talks: dict[int, list[Arrival]] = {}
     for seed in seeds:
-        most = fleet.capacity(chats(40.0 * fleet.replicas, seed), seed)
-        talks[seed] = chats(INTERACTIVE * most, seed)
+        most = fleet.capacity(chats(40.0 * fleet.replicas, seed, fleet.seconds), seed)
+        talks[seed] = chats(INTERACTIVE * most, seed, fleet.seconds)
     for_chats = min(ceil(INTERACTIVE * fleet.replicas), max(1, fleet.replicas - 1))
     alone = [fleet.run(talk, seed) for seed, talk in talks.items()]
     apart = [fleet.part(for_chats).run(talk, seed) for seed, talk in talks.items()]
@@ -171,8 +183,9 @@ def flood(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
     for name, (prompt, output) in BATCHES.items():
         rows: dict[str, list[dict[str, Any]]] = {"alone": alone, "apart": []}
         for seed, others in zip(seeds, apart, strict=True):
-            most = fleet.capacity(cold(50.0 * fleet.replicas, prompt, output, seed), seed)
-            talk, work = talks[seed], cold(FLOOD * most, prompt, output, seed)
+            come = partial(cold, prompt=prompt, output=output, seed=seed, seconds=fleet.seconds)
+            most = fleet.capacity(come(50.0 * fleet.replicas), seed)
+            talk, work = talks[seed], come(FLOOD * most)
             both = fleet.run([*talk, *work], seed)
             without = fleet.run([*talk, *work], seed, concurrency="none", priority=ONE_CLASS)
             split = {**fleet.part(max(1, fleet.replicas - for_chats)).run(work, seed), **others}
@@ -214,9 +227,9 @@ def long(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
     for policy in ("prefix_cost", "least_load", "round_robin"):
         rows: dict[str, list[dict[str, float]]] = {"alone": [], "beside": []}
         for seed in seeds:
-            talk = chats(6.0 * fleet.replicas, seed)
+            talk = chats(6.0 * fleet.replicas, seed, fleet.seconds)
             huge = [
-                replace(arrival, due=WARM + 12.0 * number)
+                replace(arrival, due=WARM * fleet.seconds + 12.0 * number)
                 for number, arrival in enumerate(cold(0.2, 100_000, 100, seed, priority="standard")[:3])
             ]
             for what, arrivals in (("alone", talk), ("beside", [*talk, *huge])):
@@ -241,10 +254,11 @@ def sweep(fleet: Fleet, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Each limit at two loads; TTFT counts from when a request was due, wherever it waited."""
     entries = []
     for name, (prompt, output) in BATCHES.items():
-        most = {s: fleet.capacity(cold(50.0 * fleet.replicas, prompt, output, s), s) for s in seeds}
+        come = partial(cold, prompt=prompt, output=output, seconds=fleet.seconds)
+        most = {s: fleet.capacity(come(50.0 * fleet.replicas, seed=s), s) for s in seeds}
         for load in (0.9, FLOOD):
             found: dict[str, dict[str, float]] = {}
-            works = {seed: cold(load * most[seed], prompt, output, seed) for seed in seeds}
+            works = {seed: come(load * most[seed], seed=seed) for seed in seeds}
             kinds: dict[str, dict[str, Any]] = {str(limit): {"concurrency": limit} for limit in LIMITS}
             kinds |= {f"adaptive from {start}": {"untold": start} for start in STARTS}
             for kind, how in kinds.items():
@@ -291,12 +305,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--profile", default="h100x2-32b")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of traffic, a third of it warm-up")
     parser.add_argument("--json", type=Path, help="where the figures go")
     args = parser.parse_args(argv)
-    fleet = Fleet(profile(args.profile), args.replicas)
+    fleet = Fleet(profile(args.profile), args.replicas, args.seconds)
     seeds = range(1, args.seeds + 1)
     started = time.perf_counter()
-    parts = {name: PARTS[name](fleet, seeds) for name in args.parts.split(",")}
+    try:
+        parts = {name: PARTS[name](fleet, seeds) for name in args.parts.split(",")}
+    except ValueError as error:
+        print(f"bench admission: {error}", file=sys.stderr)
+        return 2
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
     if args.json is not None:
         workload = {

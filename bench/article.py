@@ -88,7 +88,9 @@ async def run(arguments: argparse.Namespace, command: str) -> int:
             for variant in VARIANTS:
                 seed = f"{arguments.seed}/{variant.name}/{number}"
                 plan = variant.plan(prompt, engines[0], seed, arguments.requests)
-                warm_up = variant.plan(prompt, engines[0], f"{seed}/warm-up", WARM_UP)
+                warm_up = variant.plan(
+                    prompt, engines[0], f"{seed}/warm-up", min(WARM_UP, arguments.requests)
+                )
                 order = POLICIES if number % 2 else POLICIES[::-1]
                 for policy in order:
                     window = await carry_out(

@@ -280,9 +280,10 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    usual = ", ".join(GATES).replace("%", "%%")  # argparse would fill it in
     options.add_argument("files", nargs="+", type=Path, metavar="RESULT", help="A and B, or B and --baseline")
     options.add_argument("--baseline", metavar="NAME", help=f"A is {BASELINES}/NAME.json")
-    options.add_argument("--gate", action="append", default=[], help=f"default: {', '.join(GATES)}")
+    options.add_argument("--gate", action="append", default=[], help=f"default: {usual}")
     options.add_argument("--policy", help="which run of A, where it has several")
     options.add_argument("--against", metavar="POLICY", help="which run of B; default: --policy")
     options.add_argument("--strict", action="store_true", help="undecided gates fail, too")

@@ -32,6 +32,7 @@ async def run(
     *,
     seeds: int,
     share: float,
+    scale: float,
     logs: Path,
 ) -> int:
     """Measure, tell, write; 1 if the second policy is slower or anything hits."""
@@ -44,11 +45,12 @@ async def run(
         processes.proxy(urls, policies[0], first) as a,
         processes.proxy(urls, policies[1], second) as b,
     ):
-        warm_up = plan_window(scenario, prompt, spec, share, "control/warm-up", 0.4).plan
+        warm_up = plan_window(scenario, prompt, spec, share, "control/warm-up", 0.4 * scale).plan
         turns = list(zip(policies, (a, b), strict=True))
         for number in range(1, seeds + 1):
             halves = [
-                plan_window(scenario, prompt, spec, share, f"control/{number}/{half}", 0.75) for half in "ab"
+                plan_window(scenario, prompt, spec, share, f"control/{number}/{half}", 0.75 * scale)
+                for half in "ab"
             ]
             measured.append(halves)
             for window, order in zip(halves, (turns, turns[::-1]), strict=True):

@@ -198,6 +198,7 @@ async def run(arguments: argparse.Namespace) -> int:
             POLICIES,
             seeds=arguments.random_control,
             share=arguments.share,
+            scale=arguments.scale,
             logs=arguments.out,
         )
 

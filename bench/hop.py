@@ -2,7 +2,7 @@
 
     python -m bench hop                       this proxy, keyed by text and with an exact tokenizer
     python -m bench hop other='COMMAND' ...   beside it, proxies that listen on 127.0.0.1:8100 in front of
-                                              127.0.0.1:9001 to 9004
+                                              127.0.0.1:9001 to 9004 (or see --ports)
 
 The proxies take turns round by round, pinned to core 0; replicas and load, both in C, are pinned to core 1.
 Reported is the median over rounds of CPU microseconds a request (user and system, of the proxy's process
@@ -24,11 +24,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PORT, REPLICAS = 8100, (9001, 9002, 9003, 9004)
 CELLS = {  # the load generator's arguments: connections, characters of a prompt, shared prefixes
     "small-c1": "-c 1 -s 800 -g 16",
     "small": "-c 64 -s 800 -g 16",
@@ -39,6 +38,26 @@ CELLS = {  # the load generator's arguments: connections, characters of a prompt
 }
 TICK = os.sysconf("SC_CLK_TCK")
 Row = dict[str, float]
+
+
+class Ports(NamedTuple):
+    """Where the proxy under test listens, and the replicas behind it."""
+
+    proxy: int
+    replicas: list[int]
+
+    @classmethod
+    def parse(cls, text: str) -> "Ports":
+        """From `8100,9001,9002`: the proxy's comes first."""
+        first, *others = map(int, text.split(","))
+        return cls(first, others)
+
+    @classmethod
+    def add(cls, parser: argparse.ArgumentParser) -> None:
+        """The option that asks for them."""
+        parser.add_argument(
+            "--ports", type=cls.parse, default="8100,9001,9002,9003,9004", help="the proxy's, the replicas'"
+        )
 
 
 def build(out: Path) -> None:
@@ -90,10 +109,10 @@ def rss_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def wait_ready(process: "subprocess.Popen[bytes]", seconds: float = 90) -> None:
+def wait_ready(process: "subprocess.Popen[bytes]", port: int, seconds: float = 90) -> None:
     """Wait until the proxy answers a request."""
     body = json.dumps({"model": "mock", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})
-    url = f"http://127.0.0.1:{PORT}/v1/chat/completions"
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
     headers = {"content-type": "application/json", "authorization": "Bearer sk-1234"}
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -140,16 +159,18 @@ def start(command: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def measure(tools: Path, command: str | None, cells: list[str], seconds: float) -> dict[str, Row]:
+def measure(
+    tools: Path, ports: Ports, command: str | None, cells: list[str], seconds: float
+) -> dict[str, Row]:
     """One round of one proxy; without a command, of the replicas alone."""
-    process, port = None, REPLICAS[0]
+    process, port = None, ports.replicas[0]
     if command is not None:
         process = start(command)
-        port = PORT
+        port = ports.proxy
     rows: dict[str, Row] = {}
     try:
         if process is not None:
-            wait_ready(process)
+            wait_ready(process, port)
         for cell in cells:
             before = cpu_seconds(process.pid) if process is not None else 0.0
             row = drive(tools, port, cell, seconds)
@@ -166,12 +187,12 @@ def measure(tools: Path, command: str | None, cells: list[str], seconds: float) 
 
 
 @contextmanager
-def replicas() -> Iterator[Path]:
+def replicas(ports: Ports) -> Iterator[Path]:
     """The replicas, running; where the tools are."""
     tools = Path(tempfile.gettempdir()) / "warmroute-hop"
     tools.mkdir(exist_ok=True)
     build(tools)
-    command = ["taskset", "-c", "1", str(tools / "mock"), "-d", "20000", *map(str, REPLICAS)]
+    command = ["taskset", "-c", "1", str(tools / "mock"), "-d", "20000", *map(str, ports.replicas)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         time.sleep(0.5)
@@ -181,10 +202,10 @@ def replicas() -> Iterator[Path]:
         process.wait()
 
 
-def own(python: str, tokenizer: Path) -> dict[str, str]:
+def own(python: str, tokenizer: Path, ports: Ports) -> dict[str, str]:
     """This proxy's commands."""
-    urls = ",".join(f"http://127.0.0.1:{port}" for port in REPLICAS)
-    serve = f"exec {python} -m proxy serve --port {PORT} --replicas {urls} --shutdown-delay 0"
+    urls = ",".join(f"http://127.0.0.1:{port}" for port in ports.replicas)
+    serve = f"exec {python} -m proxy serve --port {ports.proxy} --replicas {urls} --shutdown-delay 0"
     return {"warmroute": serve, "warmroute-exact": f"{serve} --tokenizer {tokenizer}"}
 
 
@@ -197,18 +218,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--cells", default="small-c1,small,8k,32k,stream", help=f"of {', '.join(CELLS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="measured, for each cell and round")
+    Ports.add(parser)
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs this proxy")
     parser.add_argument("--tokenizer", type=Path, default=HERE / "data" / "tokenizer")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out" / "hop.json")
+    parser.add_argument("--out", type=Path, default=Path("bench/out/hop.json"))
     options = parser.parse_args(argv)
     cells = options.cells.split(",")
-    commands: dict[str, str | None] = {"direct": None, **own(options.python, options.tokenizer)}
+    commands: dict[str, str | None] = {
+        "direct": None,
+        **own(options.python, options.tokenizer, options.ports),
+    }
     commands |= dict(item.split("=", 1) for item in options.others)
     rounds: dict[str, list[dict[str, Row]]] = {name: [] for name in commands}
-    with replicas() as tools:
+    with replicas(options.ports) as tools:
         for _ in range(options.rounds):
             for name, command in commands.items():
-                rounds[name].append(measure(tools, command, cells, options.seconds))
+                rounds[name].append(measure(tools, options.ports, command, cells, options.seconds))
     show(rounds, cells)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """What the parts cost: `python -m bench micro` puts the rows of every `bench/micro_*.py` in one table.
 
 Each of those modules has `rows()`: mappings of `name`, `value`, `unit` and `target`, the most that the value
-should be, or None. Times depend on the machine and on what else it does, so a missed target is shown, not an
-error.
+should be, or None; and `QUICK`: the sizes that `--quick` takes instead. Times depend on the machine and on
+what else it does, so a missed target is shown, not an error.
 """
 
 import argparse
@@ -26,9 +26,11 @@ def parts() -> list[str]:
     return sorted(path.stem.removeprefix(PREFIX) for path in Path(__file__).parent.glob(f"{PREFIX}*.py"))
 
 
-def measure(part: str) -> list[dict[str, Any]]:
+def measure(part: str, *, quick: bool = False) -> list[dict[str, Any]]:
     """The rows of one part."""
     module = import_module(f"bench.{PREFIX}{part}")
+    if quick:
+        vars(module).update(module.QUICK)
     return [{"part": part, **row} for row in module.rows()]
 
 
@@ -58,6 +60,9 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument(
         "part", nargs="*", metavar="PART", help=f"some of {', '.join(parts())}; default: all"
     )
+    options.add_argument(
+        "--quick", action="store_true", help="small sizes, few runs: whether it works; no figure counts"
+    )
     options.add_argument("--out", type=Path, default=OUT)
     arguments = options.parse_args(argv)
     if unknown := set(arguments.part) - set(parts()):
@@ -66,9 +71,12 @@ def main(argv: Sequence[str]) -> int:
     rows: list[dict[str, Any]] = []
     for part in arguments.part or parts():
         with console.status(f"measuring {part}"):
-            rows += measure(part)
+            rows += measure(part, quick=arguments.quick)
     console.print(table(rows))
-    report.write({"schema": report.SCHEMA, **report.where(), "rows": rows}, arguments.out)
+    if arguments.quick:
+        console.print("--quick: whatever a row is called, it was small, and no figure counts")
+    where = {**report.where(), **({"quick": True} if arguments.quick else {})}
+    report.write({"schema": report.SCHEMA, **where, "rows": rows}, arguments.out)
     console.print(f"wrote {arguments.out}", highlight=False)
     if any("step" in row for row in rows):
         from bench import growth_plots  # noqa: PLC0415 - matplotlib takes a second

@@ -40,6 +40,8 @@ TOKENIZER = Path(__file__).parent / "data" / "tokenizer"
 BUDGET_S = 0.25
 """Seconds of runs for one figure, at least `LEAST` of them."""
 LEAST = 3
+QUICK = {"TOKENS": (64, 512), "REPLICAS": (2, 20), "BUDGET_S": 0.0}
+"""What `--quick` measures instead."""
 EXPONENTS = {
     ("parse", "tokens"): 1.3,
     ("tokenise", "tokens"): 1.4,

@@ -30,6 +30,8 @@ BLOCKS = 1_000_000
 PROMPT, SHARED = 125, 62
 """Blocks of a realistic prompt (2,000 tokens at 16 a block), and how many of them others share."""
 PREFIXES = 200
+QUICK = {"BLOCKS": 10_000}
+"""What `--quick` measures instead."""
 
 Row = dict[str, Any]
 
@@ -163,22 +165,25 @@ def resident_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def measure_memory(shape: str) -> float:
-    """MB by which this process grows; meant for a process of its own."""
+def measure_memory(shape: str, blocks: int) -> float:
+    """MB by which this process grows with so many; meant for a process of its own."""
     index, rng = MemoryIndex(), Random(5)
     before = resident_mb()
     if shape == "single":
-        fill_single(index, BLOCKS, rng)
+        fill_single(index, blocks, rng)
     else:
-        fill(index, [f"replica-{number}" for number in range(8)], BLOCKS, rng)
-    assert index.size() >= BLOCKS
+        fill(index, [f"replica-{number}" for number in range(8)], blocks, rng)
+    assert index.size() >= blocks
     return resident_mb() - before
 
 
 def memory_row(shape: str, words: str, target: float | None) -> Row:
     """Ask a fresh process."""
     done = subprocess.run(
-        [sys.executable, "-m", "bench.micro_index", shape], capture_output=True, check=True, text=True
+        [sys.executable, "-m", "bench.micro_index", shape, str(BLOCKS)],
+        capture_output=True,
+        check=True,
+        text=True,
     )
     return {
         "name": f"1M blocks, {words}",
@@ -204,9 +209,9 @@ def rows() -> list[Row]:
 
 
 def main() -> None:
-    """Print the figures, or, given a shape, only that process's growth."""
+    """Print the figures, or, given a shape and how many blocks, only that process's growth."""
     if len(sys.argv) > 1:
-        print(json.dumps(measure_memory(sys.argv[1])))
+        print(json.dumps(measure_memory(sys.argv[1], int(sys.argv[2]))))
         return
     for row in rows():
         target = "" if row["target"] is None else f"   (at most {row['target']:g})"

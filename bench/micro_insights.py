@@ -31,6 +31,11 @@ Row = dict[str, Any]
 REPLICAS = 8
 REQUESTS = 2000
 LOOPS = 5
+PROMPTS = 2000
+HOSTILE, TEXTS = 32 * 1024, 150
+"""Characters of a prompt that is made to be slow; prompts that are made to be remembered."""
+QUICK = {"REQUESTS": 200, "LOOPS": 1, "PROMPTS": 20, "HOSTILE": 1024, "TEXTS": 3}
+"""What `--quick` measures instead."""
 
 
 def rows() -> list[Row]:
@@ -110,7 +115,7 @@ def _ledger() -> list[Row]:
 
 
 def _breaks() -> list[Row]:
-    bodies = list(traffic(2000, "micro", each=20))
+    bodies = list(traffic(PROMPTS, "micro", each=PROMPTS // 100 or 1))
     finder = Finder(0.0)
 
     def look() -> None:
@@ -138,15 +143,14 @@ def _one(text: str) -> None:
 
 
 def _hostile() -> list[str]:
-    size = 32 * 1024
     parts = ("1-", "a-", "1:", "a.", " ", "\n", "1a", "_1", "jan ", "1,", "0123abcd-", "a ", "x" * 255 + " ")
-    return [part * (size // len(part)) for part in parts]
+    return [part * (HOSTILE // len(part)) for part in parts]
 
 
 def _memory() -> float:
     rng = Random(1)
     texts = []
-    for _ in range(150):
+    for _ in range(TEXTS):
         words = [f"{rng.getrandbits(28):07x}" for _ in range(4000)]
         words[15::16] = ["end."] * len(words[15::16])
         texts.append(" ".join(words))

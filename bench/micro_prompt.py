@@ -39,6 +39,8 @@ TURNS = 60
 CONVERSATION, PROMPT = 109_000, 32_000
 """Tokens."""
 REPEATS = 21
+QUICK = {"CONVERSATION": 2_000, "PROMPT": 1_000, "REPEATS": 2}
+"""What `--quick` measures instead."""
 SWITCH_INTERVAL = 0.0005
 """Seconds, as the proxy sets it: how long the event loop waits for a thread that holds the interpreter."""
 

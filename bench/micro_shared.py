@@ -37,7 +37,17 @@ from proxy.shared.pool import SharedPool, settings
 
 NAMESPACE = "bench"
 LARGE, LARGEST = 1_000_000, 5_000_000
+SMALL_BATCHES, LARGE_BATCHES = 400_000, 1_000_000
+"""Block changes."""
 SAMPLES = 2_000
+QUICK = {
+    "LARGE": 40_000,
+    "LARGEST": 200_000,
+    "SMALL_BATCHES": 1_600,
+    "LARGE_BATCHES": 10_000,
+    "SAMPLES": 20,
+}
+"""What `--quick` measures instead."""
 RATE_US = 1e6 / 300_000
 """Microseconds a block change may take at 300,000 a second."""
 
@@ -165,7 +175,8 @@ async def visible(link: Link) -> AsyncIterator[Row]:
     rng = Random(1)
     socket = (await link.call("CONFIG", "GET", "unixsocket"))[1].decode()
     listener = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.micro_shared", f"unix://{socket}"), stdout=subprocess.PIPE
+        *(sys.executable, "-m", "bench.micro_shared", f"unix://{socket}", str(SAMPLES)),
+        stdout=subprocess.PIPE,
     )
     assert listener.stdout is not None
     await listener.stdout.readline()
@@ -182,12 +193,12 @@ async def visible(link: Link) -> AsyncIterator[Row]:
     yield row(f"{words}, most", max(delays), "ms", None)
 
 
-async def listen(url: str) -> None:
+async def listen(url: str, samples: int) -> None:
     """Be the other process."""
     async with linked(url) as link, sharing(link, "listens") as (_, told):
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        await until(lambda: len(told.delays) == SAMPLES)
+        await until(lambda: len(told.delays) == samples)
         sys.stdout.write(json.dumps(told.delays) + "\n")
 
 
@@ -277,7 +288,11 @@ def row(name: str, value: float, unit: str, target: float | None) -> Row:
 async def measure() -> list[Row]:
     """Every part on a server of its own."""
     parts: tuple[Callable[[Link], AsyncIterator[Row]], ...] = (
-        *(visible, partial(changes, size=16, total=400_000), partial(changes, size=1000, total=1_000_000)),
+        *(
+            visible,
+            partial(changes, size=16, total=SMALL_BATCHES),
+            partial(changes, size=1000, total=LARGE_BATCHES),
+        ),
         *(warm, memory),
     )
     found: list[Row] = []
@@ -293,4 +308,4 @@ def rows() -> list[Row]:
 
 
 if __name__ == "__main__":
-    uvloop.run(listen(sys.argv[1]))
+    uvloop.run(listen(sys.argv[1], int(sys.argv[2])))

@@ -31,6 +31,8 @@ BATCH = 1_000
 CACHE = 65_536
 """Blocks that each replica holds where its index is filled as in use."""
 NONE: array[int] = array("Q")
+QUICK = {"BLOCKS": 10_000, "CACHE": 2_000}
+"""What `--quick` measures instead."""
 
 
 def true_index(mode: Mode) -> TrueIndex:
@@ -170,22 +172,25 @@ def sweep_rows() -> Iterator[Row]:
     yield row("sweep after it, longest step (the new table grows)", max(steps), "ms")
 
 
-def measure_memory() -> float:
-    """MB that this process holds with so many blocks confirmed; meant for a process of its own."""
+def measure_memory(blocks: int) -> float:
+    """MB that this process holds with so many confirmed; meant for a process of its own."""
     rng = Random(5)
     index = true_index("events")
-    for _ in range(BLOCKS // BATCH):
+    for _ in range(blocks // BATCH):
         keys = fresh(BATCH, rng)
         for name in rng.sample(NAMES, rng.randrange(1, 4)):
             store(index, name, keys)
-    assert index.size() == BLOCKS
+    assert index.size() == blocks
     return resident_mb()
 
 
 def memory_row() -> Row:
     """Ask a fresh process."""
     done = subprocess.run(
-        [sys.executable, "-m", "bench.micro_truth", "memory"], capture_output=True, check=True, text=True
+        [sys.executable, "-m", "bench.micro_truth", "memory", str(BLOCKS)],
+        capture_output=True,
+        check=True,
+        text=True,
     )
     return row("5M blocks, each held by 1 to 3 of 8 replicas (RSS)", json.loads(done.stdout), "MB", 600.0)
 
@@ -197,8 +202,8 @@ def rows() -> list[Row]:
 
 def main() -> None:
     """Print the figures, or, told so, only what this process holds."""
-    if sys.argv[1:] == ["memory"]:
-        print(json.dumps(measure_memory()))
+    if sys.argv[1:2] == ["memory"]:
+        print(json.dumps(measure_memory(int(sys.argv[2]))))
         return
     for figure in rows():
         target = "" if figure["target"] is None else f"   (at most {figure['target']:g})"

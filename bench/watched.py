@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench import hop
@@ -35,8 +36,10 @@ NAMES = ("bare", "usual", "watched")
 class Dashboard:
     """One open page: reads, and draws nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
         self.frames = 0
+        self.open = threading.Event()
+        self._port = port
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._follow), threading.Thread(target=self._ask)]
         for thread in self._threads:
@@ -49,16 +52,17 @@ class Dashboard:
             thread.join()
 
     def _follow(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", hop.PORT, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
         connection.request("GET", "/admin/live")
         stream = connection.getresponse()
         while not self._ended.is_set():
             if stream.readline().startswith(b"data: "):
                 self.frames += 1
+                self.open.set()
         connection.close()
 
     def _ask(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", hop.PORT, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
         due = dict.fromkeys(ASKED, 0.0)
         while not self._ended.wait(0.1):
             for path, seconds in ASKED.items():
@@ -70,20 +74,22 @@ class Dashboard:
 
 
 @contextmanager
-def dashboards(count: int) -> Iterator[list[Dashboard]]:
-    """So many open pages."""
-    pages = [Dashboard() for _ in range(count)]
+def dashboards(count: int, port: int) -> Iterator[list[Dashboard]]:
+    """So many pages, each of which shows something."""
+    pages = [Dashboard(port) for _ in range(count)]
     try:
+        for page in pages:
+            page.open.wait(30)
         yield pages
     finally:
         for page in pages:
             page.close()
 
 
-def cost(tools: Path, pid: int, cell: str, seconds: float) -> float:
+def cost(tools: Path, pid: int, port: int, cell: str, seconds: float) -> float:
     """CPU microseconds a request; a chunk where answers are streamed."""
     before = hop.cpu_seconds(pid)
-    row = hop.drive(tools, hop.PORT, cell, seconds)
+    row = hop.drive(tools, port, cell, seconds)
     return (hop.cpu_seconds(pid) - before) / (row.get("evs") or row["done"]) * 1e6
 
 
@@ -93,12 +99,13 @@ def measure(tools: Path, commands: dict[str, str], options: argparse.Namespace) 
     for name, command in commands.items():
         process = hop.start(command)
         try:
-            hop.wait_ready(process)
-            cost(tools, process.pid, options.cell, 1.0)  # what is done once is done
-            found[name] = cost(tools, process.pid, options.cell, options.seconds)
+            hop.wait_ready(process, options.ports.proxy)
+            of = partial(cost, tools, process.pid, options.ports.proxy, options.cell)
+            of(1.0)  # what is done once is done
+            found[name] = of(options.seconds)
             if name == "usual":
-                with dashboards(options.dashboards) as pages:
-                    found["watched"] = cost(tools, process.pid, options.cell, options.seconds)
+                with dashboards(options.dashboards, options.ports.proxy) as pages:
+                    found["watched"] = of(options.seconds)
                 if not all(page.frames >= options.seconds / 2 for page in pages):
                     sys.exit("the dashboards were not told what happens")
         finally:
@@ -119,12 +126,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--dashboards", type=int, default=1, help="open at once")
     parser.add_argument("--bare", default="--breaks.per-second 0", help="flags that turn off what looks")
     parser.add_argument("--most", type=float, default=3.0, help="per cent that it may cost")
+    hop.Ports.add(parser)
     parser.add_argument("--tokenizer", type=Path, default=hop.HERE / "data" / "tokenizer")
-    parser.add_argument("--out", type=Path, default=hop.ROOT / "bench" / "out" / "watched.json")
+    parser.add_argument("--out", type=Path, default=Path("bench/out/watched.json"))
     options = parser.parse_args(argv)
-    usual = hop.own(sys.executable, options.tokenizer)["warmroute-exact"]
+    usual = hop.own(sys.executable, options.tokenizer, options.ports)["warmroute-exact"]
     commands = {"bare": f"{usual} {options.bare}", "usual": usual}
-    with hop.replicas() as tools:
+    with hop.replicas(options.ports) as tools:
         rounds = [measure(tools, commands, options) for _ in range(options.rounds)]
     unit = "chunk" if options.cell == "stream" else "request"
     more: dict[str, float] = {}

@@ -55,20 +55,19 @@ def test_who_waits_for_too_long_or_comes_to_a_full_queue_is_turned_away():
     assert all(outcome.queue < 3.1 for outcome in outcomes)  # the limit, and the second between two looks
 
 
-def test_a_limit_that_starts_far_too_low_is_soon_no_worse_than_the_right_one(monkeypatch):
-    monkeypatch.setattr("bench.admission.SECONDS", 30.0)
-    work = cold(BATCH, (100, 400), (50, 150), 1)
-    fleet = Fleet(SPEC, 2)
+def test_a_limit_that_starts_far_too_low_is_soon_no_worse_than_the_right_one():
+    work = cold(BATCH, (100, 400), (50, 150), 1, seconds=30.0)
+    fleet = Fleet(SPEC, 2, seconds=30.0)
     right = fleet.run(work, 1, concurrency=SPEC.max_seqs)["batch"]
     low = fleet.run(work, 1, untold=1)["batch"]
     kept = fleet.run(work, 1, concurrency=1)["batch"]
     assert low["throughput"] > 0.95 * right["throughput"] > 1.5 * kept["throughput"]
 
 
-def test_the_command_writes_what_it_found(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bench.admission.SECONDS", 24.0)
+def test_the_command_writes_what_it_found(tmp_path, capsys):
     out = tmp_path / "a.json"
-    assert main(["--parts", "long", "--seeds", "1", "--replicas", "2", "--json", str(out)]) == 0
+    short = ["--seeds", "1", "--replicas", "2", "--seconds", "24"]
+    assert main(["--parts", "long", *short, "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["simulated"] is True
     assert [entry["policy"] for entry in found["long"]] == ["prefix_cost", "least_load", "round_robin"]
