@@ -1,6 +1,7 @@
 """`warmroute breaks FILE`: where the prompts of a file part. Reads the file, prints a list, keeps nothing."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import msgspec
 
@@ -16,7 +17,7 @@ def find(
     Each line is a request's body, or a line of an OpenAI batch. No line says when it was sent, so what is
     told is of the whole file; for a day too, if it is known how many `hours` of traffic it holds.
     """
-    finder = Finder(0.0, windows=windows)
+    finder = Finder(0.0, windows=windows, most_masked=inf)
     for line in lines:
         if line.strip():
             finder.look(outline_line(line), 0.0)

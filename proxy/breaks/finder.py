@@ -5,6 +5,10 @@ kept. Where a break is, is its path, its kind and the masked words before it.
 
 Bounded: `EXEMPLARS` prompts of at most `MOST_PIECES` pieces, `MOST_BREAKS` breaks, `VARIANTS` values; 32 MB
 whatever is sent, and a few for usual traffic. What is least recent is forgotten first.
+
+A look masks at most `MOST_MASKED` characters of new pieces, and as many of those in which breaks lie (twice,
+if windows are kept): a few ms of the event loop, whatever is sent. So a longer prompt is learned a stretch
+at a time, as its like come by. Who keeps nobody waiting says that more may be masked.
 """
 
 import re
@@ -17,11 +21,12 @@ from math import exp
 from proxy.breaks import align
 from proxy.breaks.align import Break, breaks
 from proxy.breaks.outline import Segment
-from proxy.breaks.pieces import COUNTER, DATE, TIMESTAMP, UUID, Piece, Pieces, Placed, blank, mask
+from proxy.breaks.pieces import COUNTER, DATE, TIMESTAMP, UUID, Meter, Piece, Pieces, Placed, blank, mask
 
 EXEMPLARS = 128
 MOST_BREAKS = 256
 VARIANTS = 65_536
+MOST_MASKED = 4096
 LEAST_TOKENS = 64
 """Tokens behind a break from which on it is worth a word: four blocks."""
 LEAST_SEEN = 3
@@ -70,11 +75,15 @@ class Found:
 class Finder:
     """Looks at prompts, and remembers where they part."""
 
-    def __init__(self, now: float, *, windows: bool = False) -> None:
-        """`windows`: keep the masked words around each break."""
+    def __init__(self, now: float, *, windows: bool = False, most_masked: float = MOST_MASKED) -> None:
+        """`windows`: keep the masked words around each break.
+
+        `most_masked`: characters that a look may mask, for pieces and for breaks each.
+        """
         self.looked = 0
         """Prompts."""
         self._windows = windows
+        self._most_masked = most_masked
         self._began = now
         self._pieces = Pieces()
         self._exemplars: OrderedDict[int, list[Piece]] = OrderedDict()
@@ -92,15 +101,16 @@ class Finder:
         `missed`: its tokens that no cache had; None if that is not known: then a break counts when what
         stands there was not seen before. `weight`: how many requests this one stands for.
         """
-        placed = self._pieces.of(segments)
+        placed = self._pieces.of(segments, Meter(self._most_masked))
         if not placed:
             return
         self.looked += 1
         pieces = [each.piece for each in placed]
         nearest, shared = self._nearest(pieces)
         if nearest is not None:
+            meter = Meter(self._most_masked)
             for each in breaks(self._exemplars[nearest], placed):
-                if each.tokens >= LEAST_TOKENS:
+                if each.tokens >= LEAST_TOKENS and meter.takes(placed[each.at].text):
                     self._note(each, placed, now, missed, weight)
             if 2 * shared < min(_tokens(pieces), _tokens(self._exemplars[nearest])):
                 nearest = None
@@ -176,13 +186,14 @@ class Finder:
         self, found: Break, placed: Sequence[Placed], now: float, missed: int | None, weight: float
     ) -> None:
         here = placed[found.at]
-        path, offset = here.path, here.offset
+        path, offset, start = here.path, here.offset, 0
         if found.kind in (align.TOOLS, align.DOCUMENTS):
             path = path.partition("[")[0] if here.piece.is_whole else path
             before = placed[0].piece.loose if found.at else 0
         else:
             before = placed[found.at - 1].piece.loose if found.at and not found.word else 0
-            offset += _offset(here.text, found.word)
+            start = _offset(here.text, found.word)
+            offset += start
         key = (found.kind, path, hash((before, bytes(here.piece.words[: found.word]))))
         known = self._found.get(key)
         if known is None:
@@ -195,7 +206,7 @@ class Finder:
         known.seen += 1
         known.offset = offset
         if self._windows:
-            known.window = _around(here.text, found)
+            known.window = _around(here.text, start, found.kind)
         fade = exp(-(now - known.last) / FADE_SECONDS)
         known.requests, known.tokens, known.last = known.requests * fade, known.tokens * fade, now
         if missed is None:
@@ -244,9 +255,8 @@ def _offset(text: str, words: int) -> int:
     return next((word.start() for word in found), len(text))
 
 
-def _around(text: str, found: Break) -> str:
-    """The piece with what differs masked, names too."""
-    if found.kind in (align.NAME, align.VALUE):
-        start = _offset(text, found.word)
-        return f"{mask(text[max(0, start - WINDOW) : start])}<{found.kind}>"
+def _around(text: str, start: int, kind: str) -> str:
+    """The piece with what differs masked, names too; `start`: where it does."""
+    if kind in (align.NAME, align.VALUE):
+        return f"{mask(text[max(0, start - WINDOW) : start])}<{kind}>"
     return mask(text.strip())[:WINDOW]

@@ -5,19 +5,23 @@ space made one, of each masked word, and of each masked value. Python's own hash
 each process, so that none says anything outside of it.
 
 Bounded: at most `MOST_PIECES` a prompt, of `MOST_WORDS` words each; pieces that were seen lately are kept
-once, `REMEMBERED` of them. Every pattern takes time linear in the text.
+once, `REMEMBERED` of them. Every pattern takes time linear in the text; but the one that masks takes up to
+2 us a character where words are short, as in `!a!a!a` and `1:1:1:`. So only the first `LONGEST_MASKED`
+characters of a piece are masked, and a `Meter` says of how many pieces.
 """
 
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from proxy.breaks.outline import Segment
 
 MOST_PIECES = 256
 MOST_WORDS = 48
+LONGEST_MASKED = 2048
+"""Characters of a piece in which what changes by itself is looked for; few sentences and tools are longer."""
 REMEMBERED = 8192
 CHARACTERS_PER_TOKEN = 4
 """Of English, by most tokenizers; the cost of a break is an estimate."""
@@ -103,26 +107,45 @@ class Placed:
     text: str
 
 
+class Meter:
+    """How many characters may yet be masked."""
+
+    __slots__ = ("room",)
+
+    def __init__(self, room: float) -> None:
+        self.room = room
+
+    def takes(self, text: str) -> bool:
+        """Whether there is room to mask a text; there is then so much less."""
+        self.room -= min(len(text), LONGEST_MASKED)
+        return self.room >= 0
+
+
 class Pieces:
     """Makes pieces, each only once."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[bool, int], Piece] = OrderedDict()
 
-    def of(self, segments: Iterable[Segment]) -> list[Placed]:
-        """The pieces of a prompt's head, in order."""
+    def of(self, segments: Iterable[Segment], meter: Meter | None = None) -> list[Placed]:
+        """The pieces of a prompt's head, in order, up to the first new one for which `meter` has no room."""
         placed: list[Placed] = []
         for segment in segments:
             for offset, text in _texts(segment):
                 if len(placed) >= MOST_PIECES:
                     return placed
-                placed.append(Placed(self._piece(text, segment.canonical), segment.path, offset, text))
+                piece = self._piece(text, segment.canonical, meter)
+                if piece is None:
+                    return placed
+                placed.append(Placed(piece, segment.path, offset, text))
         return placed
 
-    def _piece(self, text: str, canonical: str | None) -> Piece:
+    def _piece(self, text: str, canonical: str | None, meter: Meter | None) -> Piece | None:
         key = canonical is not None, hash(text)
         piece = self._known.get(key)
         if piece is None:
+            if meter is not None and not meter.takes(text):
+                return None
             piece = self._known[key] = _make(text, canonical)
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
@@ -140,13 +163,17 @@ def _texts(segment: Segment) -> Iterator[tuple[int, str]]:
 
 
 def mask(text: str) -> str:
-    """The text with what changes by itself replaced by its kind: `<timestamp>`."""
-    return _VOLATILE.sub(lambda found: f"<{found.lastgroup}>", text)
+    """The text, or its beginning, with what changes by itself replaced by its kind: `<timestamp>`."""
+    return _VOLATILE.sub(lambda found: f"<{found.lastgroup}>", text[:LONGEST_MASKED])
 
 
 def blank(text: str) -> str:
     """The text with what changes by itself made one word of the same length."""
-    return _VOLATILE.sub(lambda found: "\x00" * len(found[0]), text)
+    return _masked(lambda found: "\x00" * len(found[0]), text)
+
+
+def _masked(instead: Callable[[re.Match[str]], str], text: str) -> str:
+    return _VOLATILE.sub(instead, text[:LONGEST_MASKED]) + text[LONGEST_MASKED:]
 
 
 def _make(text: str, canonical: str | None) -> Piece:
@@ -160,7 +187,7 @@ def _make(text: str, canonical: str | None) -> Piece:
             kinds.append(KINDS.index(kind))
         return f"\x00{kind}\x00"
 
-    plain = _VOLATILE.sub(note, text if canonical is None else canonical)
+    plain = _masked(note, text if canonical is None else canonical)
     words = plain.split()
     first = words[:MOST_WORDS]
     return Piece(

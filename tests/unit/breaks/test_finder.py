@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.break_traffic import PLANTED, traffic
+from proxy.breaks import pieces
 from proxy.breaks.file import find, page
-from proxy.breaks.finder import EXEMPLARS, FIXES, MOST_BREAKS, VARIANTS, Finder
+from proxy.breaks.finder import EXEMPLARS, FIXES, MOST_BREAKS, MOST_MASKED, VARIANTS, Finder
 from proxy.breaks.outline import MOST_BYTES, MOST_CHARACTERS, Segment, outline, outline_line
 from proxy.breaks.pieces import MOST_PIECES, REMEMBERED, Pieces, mask
 
@@ -185,6 +187,64 @@ def test_hostile_prompts_cannot_grow_it():
     long = Pieces().of([Segment("prompt", "a b. " * 50_000)])
     assert len(long) == MOST_PIECES
     assert all(sys.getsizeof(each.piece.words) < 1024 for each in long)
+
+
+class Counted:
+    """A pattern that counts what it is given."""
+
+    def __init__(self, pattern) -> None:
+        self.pattern = pattern
+        self.characters = 0
+
+    def sub(self, instead, text):
+        self.characters += len(text)
+        return self.pattern.sub(instead, text)
+
+
+def _head(text: str) -> list[Segment]:
+    return [Segment("prompt", text[:MOST_CHARACTERS])]
+
+
+HOSTILE = {
+    "one word as long as a prompt": lambda at: _head(f"{at}:" + "1:" * MOST_CHARACTERS),
+    "a bound in every word": lambda at: _head(f"{at}" + "!a" * MOST_CHARACTERS),
+    "short words": lambda at: _head("".join(f"a {n:x} b " for n in range(at, at + 9999))),
+    "long pieces, a break in each": lambda at: 16 * _head(f"{at}:" + "1:" * 1000 + " x. "),
+    "long tools, a break in each": lambda at: [
+        Segment(f"tools[{number}]", text, text)
+        for number in range(8)
+        for text in [f'{{"{number}":"{at}:{"1:" * 2000}"}}']
+    ],
+    "sentences": lambda at: _head("".join(f"Stop {n} of line {at} is open on Monday. " for n in range(999))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_look_masks_no_more_than_it_says_whatever_is_sent(monkeypatch, prompt, windows):
+    counted = Counted(pieces._VOLATILE)
+    monkeypatch.setattr(pieces, "_VOLATILE", counted)
+    finder, most = Finder(0.0, windows=windows), 0
+    for number in range(12):  # known and new ones by turns: pieces, breaks and both
+        counted.characters = 0
+        finder.look(prompt(number % 3 if number % 4 else number), float(number))
+        most = max(most, counted.characters)
+    assert 0 < most <= (3 if windows else 2) * MOST_MASKED
+
+
+def test_a_long_prompt_is_learned_a_stretch_at_a_time():
+    rule = "Rule {0:x} holds for orders from the {0}th shelf, for those who packed them and for all who ask."
+    sentences = " ".join(rule.format(one) for one in range(250))
+    finder, tokens = Finder(0.0), []
+    for minute in range(12):
+        finder.look([Segment("prompt", f"It is 10:{minute:02}. {sentences}")], float(minute), missed=10**6)
+        tokens.append(sum(found.total_tokens for found in finder._found.values()))
+    (found,) = finder.report(16.0)
+    assert found["kind"] == "timestamp"
+    seen = [after - before for before, after in pairwise(tokens)]
+    assert seen == sorted(seen)
+    assert seen[0] < 1.1 * MOST_MASKED / 4
+    assert seen[-1] == seen[-2] > 0.9 * len(sentences) / 4
 
 
 def test_what_is_no_prompt_is_nothing():
