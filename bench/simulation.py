@@ -182,7 +182,7 @@ class Simulation:
             affinity=keys[start - 1] if start else 0,
             session=arrival.session,
             stream=True,
-            allowed=self.admission.allowed(rank, self.now),
+            allowed=self.admission.allowed(rank, self.now, MODEL),
             urgency=self.admission.classes[rank].urgency,
         )
         outcome = Outcome(arrival.group, arrival.due, tokens, arrival.output_tokens, "")
@@ -216,6 +216,8 @@ class Simulation:
         result.requests[name] += 1
         result.decisions[lease.decision] = result.decisions.get(lease.decision, 0) + 1
         rank = self.ranks[arrival.priority]
+        if self.admission.reserve.watched:
+            self.admission.sent(MODEL, rank, lease.reservation.uncached, 1)
         self.engines[name].submit(self.now, number, keys, tokens, arrival.output_tokens, priority=rank)
 
     def _advance(self, until: float) -> None:

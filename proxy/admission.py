@@ -18,11 +18,15 @@ from proxy.errors import Shed
 from proxy.fair import FairQueue, Ticket
 from proxy.fleet import Fleet
 from proxy.priority import Priority
+from proxy.reserve import Reserve
 
 SEEN_SECONDS = 60.0
 """How long after its last request a class is still kept room for."""
 QUEUE, WAIT, WEIGHT = 1000, 120.0, 1.0
 """What a class has where the settings do not name it."""
+AHEAD = 0.1
+"""Seconds of prefill that may be ahead of the last class at replicas that are not kept from it: with none
+ahead an engine idles until the next comes, and those above have replicas of their own meanwhile."""
 DRAIN = 32
 """Requests last let in that the drain rate is taken from."""
 SHORTEST, LONGEST = 1.0, 120.0
@@ -33,8 +37,8 @@ class PriorityClass:
     """A class: what it may take, and who waits in it."""
 
     __slots__ = (
-        "allowed", "drained", "lanes", "length", "name", "rank", "seen", "tag", "tickets", "urgency", "wait",
-        "weight",
+        "allowed", "drained", "kept", "lanes", "length", "name", "rank", "seen", "tag", "tickets", "urgency",
+        "wait", "weight",
     )  # fmt: skip
 
     def __init__(self, name: str, rank: int, settings: Priority, most: Allowance) -> None:
@@ -44,6 +48,8 @@ class PriorityClass:
         allowed = Allowance(settings.ceilings.get(name, 1.0), prefill)
         self.allowed = most if allowed == most else allowed
         """While a higher class has requests."""
+        self.kept: dict[str, Allowance] = {}
+        """Likewise, of models of which replicas are kept from it."""
         self.urgency = settings.urgency.get(name, 1.0)
         self.weight = settings.weights.get(name, WEIGHT)
         self.length = settings.queue.get(name, QUEUE)
@@ -82,21 +88,27 @@ class Admission:
         """Requests that wait, of all classes."""
         self.shed: dict[tuple[str, str], int] = {}
         """(class, `full` or `late`) to requests turned away."""
+        self.reserve = Reserve(fleet)
+        """What is kept from the last class while it has long prompts."""
         self._now = 0.0
         """Where weighted fair order has come to: the least tag that was last served."""
         self._pumping = False
 
     # ---- asked for every request ----------------------------------------------------------------------
 
-    def allowed(self, rank: int, now: float) -> Allowance:
+    def allowed(self, rank: int, now: float, model: str) -> Allowance:
         """What a class may take now: all there is, unless a higher class may need some of it."""
         mine = self.classes[rank]
         mine.seen = now
         if mine.allowed is not self._all:
             for higher in self.classes[:rank]:
                 if now - higher.seen < SEEN_SECONDS:
-                    return mine.allowed
+                    return mine.kept.get(model, mine.allowed) if mine.kept else mine.allowed
         return self._all
+
+    def sent(self, model: str, rank: int, tokens: int, sequences: int) -> None:
+        """A request was sent, with so many uncached tokens. Needed only while `reserve.watched`."""
+        self.reserve.sent(model, tokens, sequences, last=rank == len(self.classes) - 1)
 
     def passes(self, model: str, sequences: int, allowed: Allowance) -> bool:
         """Whether a request need not wait: nobody does, and there is room, or nobody to wait for."""
@@ -159,7 +171,10 @@ class Admission:
             self._pumping = False
 
     def expire(self) -> None:
-        """Turn away those that have waited for too long, and look for room that nobody told of."""
+        """Turn away those that have waited for too long, and look for room that nobody told of.
+
+        To be called about once a second.
+        """
         now = self._fleet.clock()
         for mine in self.classes:
             while mine.tickets:
@@ -168,6 +183,12 @@ class Admission:
                     break
                 self.leave(ticket)
                 ticket.ready(None)
+        if self.reserve.watched and self.reserve.tick():
+            self.classes[-1].kept = {
+                model: Allowance(prefill=min(AHEAD, self._all.prefill), kept=watched.kept)
+                for model, watched in self.reserve.watched.items()
+                if watched.kept
+            }
         self.pump()
 
     def late(self, rank: int) -> Shed:
@@ -196,10 +217,10 @@ class Admission:
 
     def _serve(self, mine: PriorityClass, now: float, *, aged: bool) -> bool:
         """Let in the next of a class, of the first model that has room for it."""
-        allowed = ALL if aged else self.allowed(mine.rank, now)
         for model, lane in mine.lanes.items():
             if aged and now - lane.served < self._ageing:
                 continue
+            allowed = ALL if aged else self.allowed(mine.rank, now, model)
             ticket = lane.first()
             views = self._fleet.candidates(model)
             if views and not any_room(views, ticket.sequences, allowed):
@@ -208,6 +229,8 @@ class Admission:
             self._now = max(self._now, mine.tag)
             mine.tag += ticket.tokens / mine.weight
             mine.drained.append(now)
+            if mine.rank and mine is self.classes[-1]:
+                self.reserve.let_in(model, ticket.tokens)
             lane.serve(ticket)
             lane.served = now
             self._out(ticket)

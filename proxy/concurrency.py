@@ -137,6 +137,8 @@ class Allowance:
     """Of its limit."""
     prefill: float = inf
     """Seconds of prefill that may be ahead."""
+    kept: frozenset[str] = frozenset()
+    """Names of replicas of which it may take nothing."""
 
 
 ALL = Allowance()
@@ -145,8 +147,10 @@ ALL = Allowance()
 def has_room(view: base.Replica, sequences: int, allowed: Allowance = ALL) -> bool:
     """Whether a replica has room for so many more sequences of a class.
 
-    One that has nothing takes whatever comes: a request may be larger than any limit.
+    One that has nothing takes whatever comes, unless it is kept: a request may be larger than any limit.
     """
+    if allowed.kept and view.name in allowed.kept:
+        return False
     in_flight = view.in_flight
     if in_flight + sequences > view.limit * allowed.share:
         return not in_flight

@@ -37,7 +37,7 @@ class Dispatcher:
         if self._open == 1:
             self._idle.clear()
         try:
-            route.allowed = admission.allowed(work.rank, started)
+            route.allowed = admission.allowed(work.rank, started, route.model)
             route.urgency = admission.classes[work.rank].urgency
             lease: Lease | None = None
             if not admission.passes(route.model, route.sequences, route.allowed):
@@ -48,6 +48,9 @@ class Dispatcher:
                         lease = work.router.route(route, exclude=tried)
                     except NoReplica as error:
                         raise failure or error from None
+                if admission.reserve.watched:
+                    uncached = lease.reservation.uncached * route.sequences
+                    admission.sent(route.model, work.rank, uncached, route.sequences)
                 attempt, lease = Attempt(hop, work, lease, tried), None
                 try:
                     result = (None if work.resent else attempt.pool.take()) or await attempt.connect()

@@ -183,7 +183,7 @@ class DryRun:
         admission = self._admission
         mine = admission.classes[rank]
         seen = mine.seen
-        route.allowed = admission.allowed(rank, monotonic())
+        route.allowed = admission.allowed(rank, monotonic(), route.model)
         mine.seen = seen  # it was not here
         route.urgency = mine.urgency
         passes = admission.passes(route.model, route.sequences, route.allowed)

@@ -70,7 +70,7 @@ class Machine(RuleBasedStateMachine):
     def ask(self, model, rank, caller, tokens, sequences) -> None:
         fate = Fate(rank)
         self.fates.append(fate)
-        allowed = self.admission.allowed(rank, self.now)
+        allowed = self.admission.allowed(rank, self.now, model)
         if self.admission.passes(model, sequences, allowed):
             assert not self.admission.waiting
             self.send(fate, model, tokens, sequences, allowed)
@@ -170,7 +170,7 @@ class Machine(RuleBasedStateMachine):
         for mine in self.admission.classes:
             for model, lane in mine.lanes.items():
                 views = self.fleet.candidates(model)
-                allowed = self.admission.allowed(mine.rank, self.now)
+                allowed = self.admission.allowed(mine.rank, self.now, model)
                 assert views
                 assert not any_room(views, lane.first().sequences, allowed)
 

@@ -65,7 +65,7 @@ class Machine(RuleBasedStateMachine):
             assert lease.replica.up
             self.leases.append(lease)
 
-        allowed = self.admission.allowed(0, self.now)
+        allowed = self.admission.allowed(0, self.now, "m")
         if self.admission.passes("m", 1, allowed):
             ready(allowed)
         else:

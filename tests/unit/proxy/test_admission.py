@@ -39,7 +39,7 @@ class Scene:
 
     def ask(self, name: str, rank: int = STANDARD, caller: str = "c", *, tokens=100, sequences=1, model="m"):
         admission = self.admission
-        allowed = admission.allowed(rank, self.now)
+        allowed = admission.allowed(rank, self.now, model)
         if admission.passes(model, sequences, allowed):
             self.send(name, model, sequences, allowed)
             return
