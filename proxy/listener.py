@@ -5,18 +5,22 @@ Must never end an answer that is not whole as if it were.
 """
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from time import monotonic
 from typing import Any
 
 from aiohttp import web
 
+from proxy.certificates import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS
 from proxy.connection import ClientConnection, cut
 from proxy.outbox import Outbox
 from proxy.plain import LARGEST, Answer, PlainConnection
 from proxy.prompt.parse import Endpoint
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+BACKLOG = 2048
+"""Connections that the kernel may hold for us."""
 LAST_SECONDS = 1.0
 """How long the last words may take to be written when the proxy ends."""
 IDLE_SECONDS = 0.01
@@ -52,10 +56,33 @@ class Listener:
         self.hurry = asyncio.Event()
         """Set once nothing is to be waited for any more."""
         self._handler = handler
+        self._listening: list[asyncio.Server] = []
         self._open: dict[asyncio.Task[Any], ClientConnection] = {}
         """What is being answered on general connections."""
         self._general = web.Server(self._answer, handler_cancellation=True)
         self.loop = asyncio.get_running_loop()
+
+    async def listen(self, places: Iterable[dict[str, Any]], tls: ssl.SSLContext | None) -> None:
+        """Take connections at some places, each as the event loop's `create_server` is told of one.
+
+        Raises OSError.
+        """
+        for place in places:
+            listening = await self.loop.create_server(
+                self,
+                **place,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=None if tls is None else SHUTDOWN_SECONDS,
+            )
+            self._listening.append(listening)
+
+    @property
+    def port(self) -> int:
+        """The port of the first place."""
+        port: int = self._listening[0].sockets[0].getsockname()[1]
+        return port
 
     def __call__(self) -> PlainConnection:
         """A connection for the event loop's listener."""
@@ -85,12 +112,14 @@ class Listener:
             if connection.quiet_since < now - seconds:
                 connection.close()
 
-    async def drain(self, listening: Iterable[asyncio.Server], *, delay: float, grace: float) -> None:
+    async def drain(self, *, delay: float, grace: float) -> None:
         """Accept for `delay` seconds more, then give what is here `grace`; until `hurry` at the most."""
+        if not self._listening:
+            return
         self.closing = True
         if delay:
             await self._unless_hurried(asyncio.sleep(delay), delay)
-        for each in listening:
+        for each in self._listening:
             each.close()
         self._close_idle()
         await self._unless_hurried(self._idle(), grace)

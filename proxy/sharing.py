@@ -12,6 +12,7 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable
 
+from proxy import redis_url
 from proxy.config import Settings
 from proxy.description import Load
 from proxy.fleet import Fleet
@@ -19,13 +20,38 @@ from proxy.index.remote import Remote
 from proxy.index.truth import TrueIndex
 from proxy.logs import logger
 from proxy.model_pool import ModelPool
+from proxy.rates import Rates
 from proxy.shared.base import Alone, Disagreement, Mode, Pool
 from proxy.shared.client import Link
 from proxy.shared.pool import SharedPool
 from proxy.shared.pool import settings as common
+from proxy.shared.rates import Leases
+from proxy.shared.topology import Topology
 
 OVER = 16
 """Processes of one replica that are remembered to have ended."""
+
+
+def link_of(settings: Settings, beside: Topology | None) -> Link | None:
+    """The way to Redis; None without one. `beside`: where the one is that the supervisor of workers runs."""
+    if settings.redis_url == "none":
+        return None
+    return Link(
+        redis_url.parse(settings.redis_url),
+        budget=settings.redis_timeout_ms / 1000,
+        topology=beside if settings.redis_url == "embedded" else None,
+    )
+
+
+def leases_of(settings: Settings, link: Link, rates: Rates) -> Leases:
+    """What callers' rates have in common with other proxies'."""
+    return Leases(
+        link,
+        rates,
+        namespace=settings.namespace,
+        secret=settings.secret.get_secret_value().encode(),
+        origin=secrets.token_hex(8),
+    )
 
 
 class Sharing:

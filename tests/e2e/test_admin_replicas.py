@@ -222,9 +222,10 @@ async def test_every_map_forgets(pair, proxy_factory, monkeypatch):
         return 'replica="a"' not in page
 
     await eventually(nowhere)
-    assert len(proxy._upstreams) == 1
-    assert not proxy._roster.leaving
-    for kept in (proxy._probes, proxy._ingest, proxy._roster, proxy._drift, proxy.fleet):
+    upkeep = proxy._upkeep
+    assert len(upkeep.upstreams) == 1
+    assert not upkeep.roster.leaving
+    for kept in (upkeep.probes, upkeep.ingest, upkeep.roster, upkeep._drift, proxy.fleet):
         for name, value in vars(kept).items():
             if isinstance(value, dict | set) and not name.startswith("__"):
                 assert "a" not in value, f"{type(kept).__name__}.{name}"
@@ -242,7 +243,7 @@ async def test_a_probe_under_way_tells_nothing_of_whoever_comes_next(pair, proxy
 
     a.paths["/health"] = late
     await asked.wait()
-    look = asyncio.create_task(proxy._probes.look("a"))  # as an event feed may ask for
+    look = asyncio.create_task(proxy._upkeep.probes.look("a"))  # as an event feed may ask for
     await admin(proxy, "DELETE", "/a")
     a.paths["/health"] = lambda exchange: exchange.answer(b"busy", "503 Busy")
     assert (await admin(proxy, "POST", "", {"url": a.url, "name": "a"})).status == 201

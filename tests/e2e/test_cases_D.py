@@ -212,7 +212,7 @@ async def test_D04_a_replica_by_name_follows_its_address(tells_start):
             assert await predicted(proxy) > 0
             assert len(a.requests) == 2
             zone.names["backend.test"] = [b.address]  # the old listener stays up, and so do kept connections
-            [upstream] = proxy._upstreams.values()
+            [upstream] = proxy._upkeep.upstreams.values()
             await eventually(lambda: upstream.addresses == (b.address,))
 
             async def described_anew() -> bool:
@@ -248,7 +248,7 @@ async def test_D04_a_connection_that_was_busy_when_the_name_moved_is_not_used_ag
                 await client.send(request("POST", CHAT, chat()))
                 await a.arrived()
                 zone.names["backend.test"] = [b.address]
-                [upstream] = proxy._upstreams.values()
+                [upstream] = proxy._upkeep.upstreams.values()
                 await eventually(lambda: upstream.addresses == (b.address,))
                 release.set()
                 assert (await client.response("POST")).status == 200
@@ -339,5 +339,5 @@ async def test_D04_behind_a_name_with_https_the_certificate_is_the_names(tmp_pat
             await admin(
                 proxy, "POST", "", {"url": a.url, "name": "unnamed"}
             )  # the certificate is not its own
-            await proxy._probes.look("unnamed")
+            await proxy._upkeep.probes.look("unnamed")
             assert not proxy.fleet.replicas["unnamed"].up

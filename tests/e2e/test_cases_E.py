@@ -259,7 +259,7 @@ async def test_E09_only_blocks_that_attend_to_everything_are_hits(engine):
 async def test_E12_a_replica_that_publishes_nothing_is_learned_with_one_line_that_says_what_to_do(
     engine, caplog, monkeypatch
 ):
-    monkeypatch.setattr("proxy.app.Ingest", partial(Ingest, silent_seconds=0.1))
+    monkeypatch.setattr("proxy.upkeep.Ingest", partial(Ingest, silent_seconds=0.1))
     async with scene(engine) as it:
         await it.mode("events")  # it has answered a replay: it is there, and its cache is empty
         sent = 0
@@ -283,7 +283,7 @@ async def test_E12_a_replica_that_publishes_nothing_is_learned_with_one_line_tha
 
 
 async def test_E12_a_healthy_replica_that_has_nothing_to_say_stays(engine, monkeypatch):
-    monkeypatch.setattr("proxy.app.Ingest", partial(Ingest, silent_seconds=0.05))
+    monkeypatch.setattr("proxy.upkeep.Ingest", partial(Ingest, silent_seconds=0.05))
     async with scene(engine, probes={"interval": 0.05}) as it:
         await it.mode("events")
         for _ in range(5):

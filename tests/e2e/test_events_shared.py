@@ -36,7 +36,7 @@ class Pair:
         """The proxy that follows the replica's events, once one does."""
 
         def found() -> Proxy | None:
-            following = [each for each in self.proxies if each._ingest.following("r") is not None]
+            following = [each for each in self.proxies if each._upkeep.ingest.following("r") is not None]
             assert len(following) < 2
             return following[0] if following else None
 

@@ -166,7 +166,7 @@ async def test_a_renewed_certificate_counts_without_a_restart(
 async def test_a_client_that_never_shakes_hands_is_let_go(
     upstreams, proxy_factory, authority, own, monkeypatch
 ):
-    monkeypatch.setattr("proxy.app.HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr("proxy.listener.HANDSHAKE_SECONDS", 0.2)
     (replica,) = await upstreams(1)
     proxy = await proxy_factory(replica, tls={"cert": own.cert, "key": own.key}, ready=False)
     async with await Client.connect(proxy.port) as client:
