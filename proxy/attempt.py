@@ -15,7 +15,10 @@ under load loses nobody, and as each death is noticed once and rescues each requ
 it. A timeout is never followed by another attempt.
 """
 
+from __future__ import annotations  # array[int] is no class before Python 3.12
+
 import asyncio
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -43,6 +46,7 @@ from proxy.request import Request
 from proxy.retries import RetryBudget
 from proxy.router import Lease, Router, RouteRequest
 from proxy.salts import Salt
+from proxy.sse import Tap
 from proxy.upstream import Pool, UpstreamConnection
 
 STALE_SECONDS = 1.0
@@ -176,11 +180,20 @@ class Attempt:
 
     def close(self) -> None:
         """Leave nothing behind: no connection that computes for nobody, no load, no relay that is watched."""
-        relay, hop = self._relay, self._hop
-        if relay is not None:
-            relay.abandon()
-            hop.relays.discard(relay)
-        self._close_lease()
+        relay, answered = self._relay, self._answered
+        reported = held = None
+        try:
+            if relay is not None:
+                relay.abandon()
+                self._hop.relays.discard(relay)
+                tap = relay.tap
+                if tap is not None and answered:
+                    answered = not tap.error
+                    if answered:
+                        reported = tap.usage.cached
+                        held = self._learn(tap)
+        finally:  # whatever fails, the load goes back
+            self._lease.close(answered=answered, reported=reported, held=held)
 
     def start(self, connection: UpstreamConnection) -> Relay:
         """Send the request; the relay's `done` tells how it ends."""
@@ -350,29 +363,19 @@ class Attempt:
             far = f"of the tokens predicted or reported lately, {drift.share(name):.0%} were misjudged"
             self._hop.resync(name, far)
 
-    def _close_lease(self) -> None:
-        """Give back the load and let index and pool learn from the answer."""
-        relay, lease = self._relay, self._lease
-        tap = relay.tap if relay is not None else None
-        if tap is None or not self._answered or tap.error:
-            lease.close(answered=self._answered and (tap is None or not tap.error))
-            return
+    def _learn(self, tap: Tap) -> array[int] | None:
+        """Let pool and replica learn from an answer; the keys of prompt and answer together, if known."""
         work, record, usage = self._work, self._work.record, tap.usage
         record.reported_prompt, record.reported_cached = usage.prompt, usage.cached
-        if self._replica.gone:
-            lease.close(answered=True)
-            return
-        held = None
         pool = work.pool
-        if pool is not None and work.keying is not None:
-            if usage.prompt is not None:
-                if pool.learn(work.keying, usage.prompt, work.route.sequences):
-                    self._hop.pools.give_up_tokenizer(pool)
-                self._replica.saw_usage(cached=usage.cached is not None, denied=not usage.tells_cached)
-                computed = usage.prompt - (usage.cached or 0) + (usage.completion or 0)
-                self._hop.served(self._replica.name, computed)
-                if usage.cached is not None and lease.foretold:
-                    self._judge(lease, usage.cached, pool.block_size)
-            if work.route.sequences == 1:
-                held = pool.extend(work.keying, tap)
-        lease.close(answered=True, reported=usage.cached, held=held)
+        if self._replica.gone or pool is None or work.keying is None:
+            return None
+        if usage.prompt is not None:
+            if pool.learn(work.keying, usage.prompt, work.route.sequences):
+                self._hop.pools.give_up_tokenizer(pool)
+            self._replica.saw_usage(cached=usage.cached is not None, denied=not usage.tells_cached)
+            computed = usage.prompt - (usage.cached or 0) + (usage.completion or 0)
+            self._hop.served(self._replica.name, computed)
+            if usage.cached is not None and self._lease.foretold:
+                self._judge(self._lease, usage.cached, pool.block_size)
+        return pool.extend(work.keying, tap) if work.route.sequences == 1 else None

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from proxy.model_pool import ModelPool
 from tests.support import dialect
 from tests.support.client import Client, exchange
 from tests.support.eventually import eventually, turns
@@ -300,3 +301,28 @@ async def test_S12_a_replica_that_takes_no_connection_is_left_after_the_connect_
     assert len(good.requests) == 4
     assert (await ask(proxy, "/health")).status == 200
     await idle(proxy)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_S09_a_failure_of_our_own_at_the_end_gives_the_load_back(
+    upstream, proxy_factory, monkeypatch, stream
+):
+    planted = 0
+
+    def broken(*_: object) -> bool:
+        nonlocal planted
+        planted += 1
+        raise ArithmeticError("planted")
+
+    proxy = await proxy_factory(upstream)
+    monkeypatch.setattr(ModelPool, "learn", broken)
+    answer = await exchange(
+        proxy.port,
+        "POST",
+        CHAT,
+        dialect.chat(stream=stream),
+        [("Content-Type", "application/json")],
+    )
+    assert answer.status == 200
+    await idle(proxy)
+    assert planted
