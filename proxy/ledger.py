@@ -3,11 +3,13 @@
 Booking and formatting a hundred records in a row costs a fraction of doing it between the steps of other
 requests, whose code it pushes out of the caches. Who asks for the metrics is told of all before, so
 only the log is late.
+
+A reader that fails must never cost another reader a record, or a request its answer.
 """
 
 from collections.abc import Callable, Sequence
 
-from proxy.logs import RequestLog
+from proxy.logs import RequestLog, logger
 from proxy.metrics import Metrics
 from proxy.record import Record
 
@@ -39,7 +41,10 @@ class Ledger:
             self._metrics.book(record)
         self._log.write(records)
         for read in self.readers:
-            read(records)
+            try:
+                read(records)
+            except Exception:  # noqa: BLE001 - whatever it was, it is the reader's alone
+                logger.exception("requests that ended could not be taken in by %r", read)
         for record in records:
             record.lease = None
 
