@@ -8,12 +8,11 @@ queue of its own: every request goes on at once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
 from random import Random
 
-from bench.engine_model import EngineModel, EngineSpec
+from bench.engine_model import EngineSpec
 from bench.simulation import AFFINITY_TOKENS, MODEL, POLL_SECONDS, Job, Outcome, Run
+from bench.timeline import NEVER, Timeline
 from policies.base import Policy
 from proxy.description import Description, Load
 from proxy.fleet import Fleet
@@ -62,7 +61,7 @@ def simulate(
     return _Several(policy, spec, replicas, seed, proxies, delay).run(jobs)
 
 
-class _Several:
+class _Several(Timeline):
     def __init__(
         self,
         policy: Callable[[], Policy],
@@ -72,16 +71,13 @@ class _Several:
         proxies: int,
         delay: float | None,
     ) -> None:
-        self.now = 0.0
-        self.spec, self.delay = spec, delay
         self.names = [f"r{i}" for i in range(replicas)]
-        self.engines = {name: EngineModel(spec, every_token=False) for name in self.names}
+        super().__init__(spec, self.names)
+        self.spec, self.delay = spec, delay
         self.proxies = [self._proxy(policy(), f"{seed}/{i}") for i in range(proxies)]
         self.balancer = Random(f"{seed}/balancer")
         self.result = Run([], dict.fromkeys(self.names, 0), dict.fromkeys(self.names, 0))
         self.open: dict[str, Open] = {}
-        self.later: list[tuple[float, int, Callable[[], None]]] = []
-        self.order = count()
         self.poll_due = self.load_due = 0.0
 
     def _proxy(self, policy: Policy, seed: str) -> Proxy:
@@ -97,9 +93,9 @@ class _Several:
 
     def run(self, jobs: Sequence[Job]) -> Run:
         for number, job in enumerate(jobs):
-            self._advance(job.arrival.due)
+            self.advance(job.arrival.due)
             self._dispatch(number, job)
-        self._advance(float("inf"))
+        self.advance(NEVER)
         self.result.seconds = self.now
         assert not self.open, "every request ends"
         return self.result
@@ -148,7 +144,7 @@ class _Several:
                 if number != teller:
                     message(other)
 
-        heappush(self.later, (self.now + self.delay, next(self.order), arrives))
+        self.after(self.delay, arrives)
 
     def _share_loads(self) -> None:
         if self.delay is None or len(self.proxies) == 1 or self.now < self.load_due:
@@ -161,29 +157,7 @@ class _Several:
                 others = Load(*(whole - part for whole, part in zip(total, mine, strict=True)))
                 proxy.fleet.replicas[name].share(others)
 
-    def _advance(self, until: float) -> None:
-        """Let everything happen that comes before `until`, in order of time."""
-        while True:
-            at, first = float("inf"), None
-            for engine in self.engines.values():
-                due = engine.next_event()
-                if due is not None and due < at:
-                    at, first = due, engine
-            if self.later and self.later[0][0] <= min(at, until):
-                self.now = max(self.now, self.later[0][0])
-                heappop(self.later)[2]()
-                continue
-            if first is None or at > until:
-                break
-            self._poll(at)
-            self.now = max(self.now, at)
-            for request, time, kind, cached in first.advance(at):
-                self._event(request, time, kind, cached)
-        if until < float("inf"):
-            self._poll(until)
-            self.now = until
-
-    def _event(self, request: str, time: float, kind: str, cached: int) -> None:
+    def happened(self, request: str, time: float, kind: str, cached: int) -> None:
         one = self.open[request]
         outcome, lease = one.outcome, one.lease
         if kind == "first":
@@ -198,7 +172,7 @@ class _Several:
             lease.close(answered=True, reported=cached)
             self._tell(one.proxy, lambda other: self._reported(other, int(request), predicted, reported))
 
-    def _poll(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         if now >= self.poll_due:
             self.poll_due = now + POLL_SECONDS
             for proxy in self.proxies:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
-from bench.engine_model import EngineModel, EngineSpec
+from bench.engine_model import EngineSpec
 from bench.prompts import Keys
+from bench.timeline import NEVER, Timeline
 from bench.workloads import Arrival
 from policies.base import Policy, follows_prefixes
 from proxy.admission import Admission
@@ -107,7 +108,7 @@ def simulate(
     return simulation.run(jobs)
 
 
-class Simulation:
+class Simulation(Timeline):
     """One run, an event after the other."""
 
     def __init__(
@@ -119,18 +120,15 @@ class Simulation:
         concurrency: str | int,
         priority: Priority,
     ) -> None:
-        self.now = 0.0
+        super().__init__(spec, [f"r{i}" for i in range(replicas)])
         self.spec = spec
         self.fleet = Fleet(lambda: self.now)
         self.fleet.limit(concurrency)
         self.admission = Admission(self.fleet, priority, prefill=patience(concurrency))
         self.fleet.freed = self.admission.pump
         self.ranks = {name: rank for rank, name in enumerate(priority.classes)}
-        self.engines: dict[str, EngineModel] = {}
         index = MemoryIndex()
-        for i in range(replicas):
-            name = f"r{i}"
-            self.engines[name] = EngineModel(spec, every_token=False)
+        for name in self.engines:
             about = Description("vllm", {MODEL: None}, block_size=spec.block_size, max_seqs=spec.max_seqs)
             self.fleet.add(name, f"simulated://{name}", about)
             self.fleet.mark(name, up=True)
@@ -151,9 +149,9 @@ class Simulation:
     def run(self, jobs: Sequence[Job]) -> Run:
         """Everything, to the last answer."""
         for number, job in enumerate(jobs):
-            self._advance(job.arrival.due)
+            self.advance(job.arrival.due)
             self._dispatch(str(number), job)
-        self._advance(float("inf"))
+        self.advance(NEVER)
         self.result.seconds = self.now
         assert not self.open, "every request ends"
         return self.result
@@ -220,34 +218,21 @@ class Simulation:
             self.admission.sent(MODEL, rank, lease.reservation.uncached, 1)
         self.engines[name].submit(self.now, number, keys, tokens, arrival.output_tokens, priority=rank)
 
-    def _advance(self, until: float) -> None:
-        """Let everything happen that comes before `until`, in order of time across replicas."""
-        while True:
-            at, first = float("inf"), None
-            for engine in self.engines.values():
-                due = engine.next_event()
-                if due is not None and due < at:
-                    at, first = due, engine
-            if first is None or at > until:
-                break
-            self._poll(at)
-            self.now = max(self.now, at)
-            for request, time, kind, cached in first.advance(at):
-                lease, outcome = self.open[request]
-                if kind == "first":
-                    outcome.ttft = time - outcome.due
-                    lease.first_token(time)
-                elif kind == "done":
-                    del self.open[request]
-                    outcome.cached, outcome.e2e = cached, time - outcome.due
-                    self.result.uncached[outcome.replica] += outcome.tokens - cached
-                    lease.close(answered=True, reported=cached)
-                    self.ended(lease, outcome)
-        if until < float("inf"):
-            self._poll(until)
-            self.now = until
+    def happened(self, request: str, time: float, kind: str, cached: int) -> None:
+        """Tell the proxy of a first token, or of an answer's end."""
+        lease, outcome = self.open[request]
+        if kind == "first":
+            outcome.ttft = time - outcome.due
+            lease.first_token(time)
+        elif kind == "done":
+            del self.open[request]
+            outcome.cached, outcome.e2e = cached, time - outcome.due
+            self.result.uncached[outcome.replica] += outcome.tokens - cached
+            lease.close(answered=True, reported=cached)
+            self.ended(lease, outcome)
 
-    def _poll(self, now: float) -> None:
+    def poll(self, now: float) -> None:
+        """Do what the proxy does from time to time."""
         if now >= self.hot_due:
             self.hot_due = now + TICK_SECONDS
             self.hot.tick()
