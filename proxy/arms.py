@@ -1,4 +1,4 @@
-"""What the two sides of a canary did lately, and whether one is worse by more than chance. Pure.
+"""What the two sides of a canary did lately. Pure.
 
 Traffic is divided into *bands* by a point in [0, 100) that a prompt's start has for good; which side a band
 is on is the caller's to say, so one record serves every stage, and the time before the first.
@@ -16,8 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log, sqrt
 
-from proxy.canary_terms import CanaryTerms
-
 SLICE_SECONDS = 5.0
 SLICES = 720
 """An hour."""
@@ -26,10 +24,6 @@ STEP = log(1.1)
 FASTEST = 0.001
 BUCKETS = 146
 """Up to 1,000 s."""
-DOUBT = 3.0
-"""Standard errors beyond a limit that rule chance out: of comparisons at the limit, one in 700 errs."""
-LEAST_SECONDS = 0.02
-"""Differences of times to first tokens below this are nobody's concern."""
 ROOT_TOKENS = 128
 """How much of a prompt decides its point: more than a chat template's own opening words."""
 SPREAD = 0x9E3779B97F4A7C15
@@ -226,76 +220,3 @@ class Bands:
         for cut, figures in zip(self.cuts, bands, strict=True):
             sides[cut > percent] += figures.requests
         return sides[0], sides[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """By how much the two sides differed when both were treated alike; never to the canary's disadvantage."""
-
-    ttft: float = 1.0
-    """The canary's side's 95th percentile over the other's."""
-    hit_rate: float = 0.0
-    errors: float = 0.0
-    kv_usage: float = 0.0
-
-
-def before(canary: Figures, main: Figures, least: int) -> Before:
-    """What differs between two sides that are treated alike; nothing unless each has `least` requests."""
-    if min(canary.requests, main.requests) < least:
-        return Before()
-    one, other = canary.ttft_p95, main.ttft_p95
-    return Before(
-        ttft=max(1.0, one / other) if one is not None and other else 1.0,
-        hit_rate=max(0.0, (main.hit_rate or 0.0) - (canary.hit_rate or 0.0)),
-        errors=max(0.0, (canary.failed or 0.0) - (main.failed or 0.0)),
-        kv_usage=max(0.0, (canary.kv_usage or 0.0) - (main.kv_usage or 0.0)),
-    )
-
-
-def errors_breach(canary: Figures, main: Figures, terms: CanaryTerms, was: Before) -> str | None:
-    """Why the canary's errors are too many, or None."""
-    if not canary.requests or not main.requests:
-        return None
-    one, other = canary.failures / canary.requests, main.failures / main.requests
-    both = (canary.failures + main.failures + 1) / (canary.requests + main.requests + 2)  # Laplace's rule
-    doubt = sqrt(both * (1 - both) * (1 / canary.requests + 1 / main.requests))
-    if one - other - was.errors - terms.errors <= DOUBT * doubt:
-        return None
-    return f"{one:.1%} of its requests failed, {other:.1%} of the others"
-
-
-def ttft_breach(canary: Figures, main: Figures, terms: CanaryTerms, was: Before) -> str | None:
-    """Why the canary's times to first tokens are too long, or None.
-
-    At the limit a twentieth of its times would be above it: more than that, beyond doubt, is a breach.
-    """
-    usual, own = main.ttft_p95, canary.ttft_p95
-    if usual is None or own is None or min(canary.ttfts, main.ttfts) < terms.min_requests:
-        return None
-    limit = max(usual * terms.ttft * was.ttft, usual + LEAST_SECONDS)
-    doubt = sqrt(0.05 * 0.95 * (1 / canary.ttfts + 1 / main.ttfts))
-    if canary.above(limit) - 0.05 <= DOUBT * doubt:
-        return None
-    return f"its P95 to the first token is {own * 1000:,.0f} ms, the other's {usual * 1000:,.0f} ms"
-
-
-def hit_breach(canary: Figures, main: Figures, terms: CanaryTerms, was: Before) -> str | None:
-    """Why the canary's hit rate is too low, or None."""
-    one, other = canary.hit_rate, main.hit_rate
-    if one is None or other is None:
-        return None
-    doubt = sqrt(canary.hit_error**2 + main.hit_error**2)
-    if other - one - was.hit_rate - terms.hit_rate <= DOUBT * doubt:
-        return None
-    return f"its hit rate is {one:.1%}, the other's {other:.1%}"
-
-
-def usage_breach(canary: Figures, main: Figures, terms: CanaryTerms, was: Before) -> str | None:
-    """Why the canary's replicas are too full, or None."""
-    one, other = canary.kv_usage, main.kv_usage
-    if one is None or other is None:
-        return None
-    doubt = sqrt(canary.usage_error**2 + main.usage_error**2)
-    if one - other - was.kv_usage - terms.kv_usage <= DOUBT * doubt:
-        return None
-    return f"the KV caches of its replicas are {one:.1%} in use, the other's {other:.1%}"

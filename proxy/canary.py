@@ -17,17 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from proxy.arms import (
-    Bands,
-    Before,
-    Figures,
-    before,
-    errors_breach,
-    hit_breach,
-    point,
-    ttft_breach,
-    usage_breach,
-)
+from proxy.arms import Bands, Figures, point
+from proxy.breach import Before, before, errors_breach, hit_breach, ttft_breach, usage_breach
 from proxy.canary_terms import CanaryTerms
 
 BREACH_SECONDS = 5.0

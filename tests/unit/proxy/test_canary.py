@@ -7,17 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.arms import (
-    Bands,
-    Before,
-    Figures,
-    errors_breach,
-    hit_breach,
-    point,
-    root,
-    ttft_breach,
-    usage_breach,
-)
+from proxy.arms import Bands, Figures, point, root
+from proxy.breach import Before, errors_breach, hit_breach, ttft_breach, usage_breach
 from proxy.canary import Canary, Phase
 from proxy.canary_terms import CanaryTerms
 
