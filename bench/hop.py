@@ -33,9 +33,21 @@ CELLS = {  # the load generator's arguments: connections, characters of a prompt
     "small": "-c 64 -s 800 -g 16",
     "8k": "-c 16 -s 32768 -g 16",
     "8k-distinct": "-c 16 -s 32768 -g 0",
+    "8k-half": "-c 16 -s 32768 -g 16 -d 50",
     "32k": "-c 16 -s 131072 -g 16",
     "stream": "-c 64 -s 800 -g 16 -S -k 101",  # an odd number of tokens: the replicas pace them
 }
+MEMORY = "-c 16 -s 32768 -g 0 -n 20000"
+"""The cell `memory`: twice as many prompts of 8k tokens, all distinct."""
+STREAMS = "-c 200 -s 800 -g 16 -S -k 101"
+COLD = "-c 8 -s 524288 -g 0 -n 8"
+"""The cell `stall`: prompts of 128k tokens that nobody has seen, all at once, beside 200 paced streams."""
+FIGURES = {
+    "memory": ("rss_before", "rss_mib", "rss_twice"),
+    "stall": ("itl50", "itl99", "itlmax"),
+    "stream": ("cpu_us_chunk", "rps", "p50", "p99", "errs", "rss_mib"),
+}
+"""What is shown of a cell; of the others, the same with `cpu_us`."""
 TICK = os.sysconf("SC_CLK_TCK")
 Row = dict[str, float]
 
@@ -140,11 +152,35 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
             continue
 
 
-def drive(tools: Path, port: int, cell: str, seconds: float) -> Row:
-    """Load of one kind on what listens there; what the load generator saw."""
-    load = ["taskset", "-c", "1", str(tools / "lgen"), "-p", str(port), "-t", str(seconds), "-w", "0.7"]
-    told = subprocess.run([*load, *CELLS[cell].split()], stdout=subprocess.PIPE, text=True, check=True)
+def generator(tools: Path, port: int, shape: str) -> list[str]:
+    """The command of the load generator."""
+    return ["taskset", "-c", "1", str(tools / "lgen"), "-p", str(port), *shape.split()]
+
+
+def drive(tools: Path, port: int, shape: str) -> Row:
+    """Load of one shape on what listens there; what the load generator saw."""
+    told = subprocess.run(generator(tools, port, shape), stdout=subprocess.PIPE, text=True, check=True)
     row: Row = json.loads(told.stdout)
+    return row
+
+
+def grow(tools: Path, port: int, pid: int) -> Row:
+    """What memory the proxy takes before distinct prompts, after 20,000 of them, after as many again."""
+    before = rss_mib(pid)
+    drive(tools, port, MEMORY)
+    after = rss_mib(pid)
+    row = drive(tools, port, MEMORY)
+    return row | {"rss_before": before, "rss_mib": after, "rss_twice": rss_mib(pid)}
+
+
+def stall(tools: Path, port: int, seconds: float) -> Row:
+    """What streams notice of cold long prompts: microseconds between the chunks of one."""
+    shape = f"{STREAMS} -w 1 -t {seconds}"
+    with subprocess.Popen(generator(tools, port, shape), stdout=subprocess.PIPE, text=True) as streams:
+        time.sleep(1.5)
+        drive(tools, port, COLD)
+        told, _ = streams.communicate()
+    row: Row = json.loads(told)
     return row
 
 
@@ -173,12 +209,17 @@ def measure(
             wait_ready(process, port)
         for cell in cells:
             before = cpu_seconds(process.pid) if process is not None else 0.0
-            row = drive(tools, port, cell, seconds)
+            if cell == "memory":
+                row = grow(tools, port, process.pid) if process is not None else {"done": 1.0}
+            elif cell == "stall":
+                row = stall(tools, port, seconds)
+            else:
+                row = drive(tools, port, f"{CELLS[cell]} -w 0.7 -t {seconds}")
             used = cpu_seconds(process.pid) - before if process is not None else 0.0
             row["cpu_us"] = used / max(row["done"], 1) * 1e6
             if row.get("evs"):
                 row["cpu_us_chunk"] = used / row["evs"] * 1e6
-            row["rss_mib"] = rss_mib(process.pid) if process is not None else 0.0
+            row.setdefault("rss_mib", rss_mib(process.pid) if process is not None else 0.0)
             rows[cell] = row
     finally:
         if process is not None:
@@ -215,7 +256,9 @@ def main(argv: list[str]) -> int:
         prog="python -m bench hop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("others", nargs="*", metavar="NAME=COMMAND")
-    parser.add_argument("--cells", default="small-c1,small,8k,32k,stream", help=f"of {', '.join(CELLS)}")
+    parser.add_argument(
+        "--cells", default="small-c1,small,8k,32k,stream", help=f"of {', '.join([*CELLS, 'memory', 'stall'])}"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="measured, for each cell and round")
     Ports.add(parser)
@@ -256,8 +299,8 @@ def show(rounds: dict[str, list[dict[str, Row]]], cells: list[str]) -> None:
         return statistics.median(measured[cell].get(key, 0.0) for measured in rounds[name])
 
     for cell in cells:
-        unit = "cpu_us_chunk" if cell == "stream" else "cpu_us"
-        print(f"\n{cell}: {unit}, requests/s, p50 us, p99 us, errors, RSS MiB")
+        keys = FIGURES.get(cell) or ("cpu_us", *FIGURES["stream"][1:])
+        print(f"\n{cell}: {', '.join(keys)}")
         for name in rounds:
-            figures = [median(name, cell, key) for key in (unit, "rps", "p50", "p99", "errs", "rss_mib")]
+            figures = [median(name, cell, key) for key in keys]
             print(f"  {name:24}" + "".join(f"{figure:10.1f}" for figure in figures))
