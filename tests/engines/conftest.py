@@ -5,7 +5,6 @@ says what is missing.
 """
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 
 from tests.conftest import ENGINES
 from tests.engines.calls import BLOCK, at_rest, get, post
+from tests.support.engines import named, need_engines
 
 START_SECONDS = 60.0
 
@@ -43,17 +43,13 @@ class Served:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here need engines, and engines on a CPU take their time."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.timeout(300))
+    need_engines(items, Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")
 def engines() -> list[str]:
     """The replicas' URLs; fails unless all of them are up and have what the suite needs."""
-    urls = [url.strip().rstrip("/") for url in os.environ.get(ENGINES, "").split(",") if url.strip()]
+    urls = named(ENGINES)
     assert len(urls) >= 2, f"NOT RUN: name two or more vLLM replicas in {ENGINES}=http://host:port,..."
     for url in urls:
         try:

@@ -13,23 +13,20 @@ import pytest
 from proxy.app import Proxy
 from proxy.config import Settings
 from tests.engines.calls import SLOW, get
+from tests.support.engines import named, need_engines
 from tests.support.eventually import eventually
 
 SERVERS, TOKENIZER = "WARMROUTE_TEST_LLAMA_CPP", "WARMROUTE_TEST_TOKENIZER"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here need servers, and servers on a CPU take their time."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.timeout(300))
+    need_engines(items, Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")
 def llama_servers() -> list[str]:
     """The servers' URLs."""
-    urls = [url.strip().rstrip("/") for url in os.environ.get(SERVERS, "").split(",") if url.strip()]
+    urls = named(SERVERS)
     if not urls:
         pytest.skip(f"NOT RUN: name one or more llama.cpp servers in {SERVERS}=http://host:port,...")
     return urls
