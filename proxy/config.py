@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
-    ByteSize,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -31,12 +30,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from policies import registry
 from proxy import keys_file, redis_url
+from proxy.bounds import Limits, Probes, Timeouts
 from proxy.canary_terms import CanaryTerms
 from proxy.forwarded import Network, network
 from proxy.found import Dns, Kubernetes
-from proxy.insight import Breaks, Savings
+from proxy.insight import Breaks, Savings, Tracing
 from proxy.priority import Priority, pairs
-from proxy.spec import Frozen, ReplicaSpec, Text, parse_replicas, split_commas
+from proxy.spec import ReplicaSpec, Text, parse_replicas, split_commas
 from proxy.tls import Tls
 
 MASK = "**********"
@@ -54,68 +54,6 @@ def _unless_off(value: Any) -> Any:
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$", max_length=64)]
-
-
-class Timeouts(Frozen):
-    """Seconds. There is no limit on how long a generation may take."""
-
-    connect: PositiveFloat = 2.0
-    """seconds to open a connection to a replica"""
-    first_byte: PositiveFloat = 600.0
-    """seconds from the request sent to the first byte of the answer"""
-    idle: PositiveFloat = 300.0
-    """seconds without a byte before an answer counts as dead"""
-    keepalive: NonNegativeFloat = 4.0
-    """seconds that an idle connection to a replica is kept; below the engine's own (uvicorn: 5)"""
-    request: PositiveFloat = 120.0
-    """seconds that a request may take to arrive, from its first byte to its last; then: 408"""
-    client_keepalive: NonNegativeFloat = 75.0
-    """seconds that an idle connection of a client is kept"""
-
-
-class Limits(Frozen):
-    """What one request, and retrying, may take."""
-
-    body_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(64 * 1024**2)
-    """largest body of a request (64MiB is understood); above it: 413"""
-    header_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(64 * 1024)
-    """largest set of headers, of a request and of an answer"""
-    attempts: PositiveInt = 3
-    """replicas that one request may be sent to before it fails"""
-    retry_budget: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """retries per request over the last 10 s; a few are always allowed, and what a replica that has died or
-    refuses connections had not begun to answer is saved beside it"""
-    concurrency: PositiveInt | Literal["none", "adaptive"] = "adaptive"
-    """sequences that a replica is given at once, the rest waits here: a number, none (no limit), or adaptive:
-    starts at what the engine runs, then follows the times to first tokens"""
-    requests_per_minute: PositiveFloat | None = None
-    """requests a minute of each API key, unless the file of keys says other; without keys, of each address"""
-    tokens_per_minute: PositiveFloat | None = None
-    """likewise tokens, of prompts and answers together"""
-    pool_size: PositiveInt = 128
-    """idle connections kept per replica"""
-
-
-class Probes(Frozen):
-    """How replicas are watched."""
-
-    interval: PositiveFloat = 2.0
-    """seconds between two probes of a replica"""
-    timeout: PositiveFloat = 2.0
-    """seconds that a probe may take"""
-    misses: PositiveInt = 3
-    """probes failed in a row before a replica counts as down"""
-    recoveries: PositiveInt = 1
-    """probes answered in a row before it counts as up again"""
-
-
-class Tracing(Frozen):
-    """Spans of requests, for OpenTelemetry; needs the extra `tracing`."""
-
-    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^\s?#]+$")] | None = None
-    """URL of a collector that speaks OTLP over HTTP, as http://collector:4318; off if not set"""
-    sample: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """share of the requests that come without a traceparent to be traced; with one, it says"""
 
 
 class Settings(BaseSettings):

@@ -30,3 +30,12 @@ class Savings(Frozen):
     sample: Annotated[float, Field(ge=0, le=1)] = 0.05
     """share of prompt starts that are also placed as round robin would, to know what it would have found
     cached; 0: savings are not told"""
+
+
+class Tracing(Frozen):
+    """Spans of requests, for OpenTelemetry; needs the extra `tracing`."""
+
+    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^\s?#]+$")] | None = None
+    """URL of a collector that speaks OTLP over HTTP, as http://collector:4318; off if not set"""
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """share of the requests that come without a traceparent to be traced; with one, it says"""

@@ -14,11 +14,12 @@ from rich.console import Console
 from proxy import probes
 from proxy.app import Proxy
 from proxy.certificates import Contexts
-from proxy.config import Settings, Tracing
+from proxy.config import Settings
 from proxy.doctor import knowledge, redis
 from proxy.doctor.asking import Asker
 from proxy.doctor.findings import Finding, Findings, Level, show
 from proxy.doctor.replica import Examination
+from proxy.insight import Tracing
 from proxy.logs import logger
 from proxy.names import Names
 from proxy.replica import Replica
