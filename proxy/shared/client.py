@@ -10,17 +10,16 @@ Every failure is a `redis.exceptions.RedisError`: `LinkDown` for what was never 
 """
 
 import asyncio
-import hashlib
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from redis import exceptions
 
 from proxy.logs import logger
-from proxy.redis_url import Address, RedisURL, parse, spell
+from proxy.redis_url import Address, RedisURL, spell
 from proxy.shared.embedded import Embedded
+from proxy.shared.script import Script
 from proxy.shared.servers import Servers
 from proxy.shared.topology import Cluster, Sentinel, Single, Topology
 from proxy.shared.wire import CONNECT, Argument, Command, Reply
@@ -40,35 +39,6 @@ _DEMOTED = ("READONLY", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN")
 
 class LinkDown(exceptions.ConnectionError):
     """Redis is away, and nothing was sent."""
-
-
-class Script:
-    """A Lua script. Redis is sent its digest, and its text only when it does not know it."""
-
-    __slots__ = ("sha", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-class Configured(Protocol):
-    """What a link needs of the settings."""
-
-    @property
-    def redis_url(self) -> str:
-        """Anything but `none`."""
-
-    @property
-    def redis_timeout_ms(self) -> float:
-        """Milliseconds that something on a request's path may wait."""
-
-
-async def connect(settings: Configured) -> "Link":
-    """Open the link that the settings ask for; soon, whether or not Redis is there."""
-    link = Link(parse(settings.redis_url), budget=settings.redis_timeout_ms / 1000)
-    await link.start()
-    return link
 
 
 class Link:

@@ -17,9 +17,10 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from proxy.rates import MOST_CALLERS, QUIET, Lease, Offer, Rates
-from proxy.shared.client import Link, Script
+from proxy.shared.client import Link
 from proxy.shared.layout import VERSION, escape
 from proxy.shared.lease import ms
+from proxy.shared.script import Script
 
 ROUND: Final = 1.0
 """Seconds between rounds."""

@@ -8,7 +8,7 @@ Out of memory, Redis refuses a script at its first write that could need memory,
 written. So whatever frees memory stands before whatever takes it: a script is refused as a whole, or runs.
 """
 
-from proxy.shared.client import Script
+from proxy.shared.script import Script
 
 HELD, FENCED, ANOTHER_EPOCH, SKIPPED, HOLE, DONE = b"held", b"fenced", b"epoch", b"skipped", b"hole", b"done"
 

@@ -15,8 +15,9 @@ from typing import cast
 
 from proxy.shared import scripts
 from proxy.shared.base import Claim, Mode, Resume
-from proxy.shared.client import Link, Script
+from proxy.shared.client import Link
 from proxy.shared.layout import Names, blocks_from, handles_from, unescape
+from proxy.shared.script import Script
 
 PAGE = 1_000
 """Entries of a page: about a millisecond for Redis, and for who applies them."""

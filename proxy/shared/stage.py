@@ -15,9 +15,10 @@ import msgspec
 from redis.exceptions import RedisError
 
 from proxy.canary import Canary, Phase
-from proxy.shared.client import Link, Script
+from proxy.shared.client import Link
 from proxy.shared.layout import VERSION, escape
 from proxy.shared.lease import ms
+from proxy.shared.script import Script
 
 KEEP: Final = 86_400.0
 """Seconds after the last proxy has looked."""

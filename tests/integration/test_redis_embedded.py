@@ -100,11 +100,12 @@ async def test_one_that_nobody_asks_anything_is_missed_all_the_same():
 
 PROXY = """
 import asyncio, signal, sys, tempfile
-from types import SimpleNamespace
-from proxy.shared.client import connect
+from proxy.redis_url import parse
+from proxy.shared.client import Link
 tempfile.tempdir = sys.argv[1]
 async def main():
-    link = await connect(SimpleNamespace(redis_url="embedded", redis_timeout_ms=2.0))
+    link = Link(parse("embedded"))
+    await link.start()
     answer = await link.call("INFO", "server")
     print(answer.split(b"process_id:")[1].split()[0].decode(), flush=True)
     await asyncio.Event().wait()

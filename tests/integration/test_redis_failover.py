@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import exceptions
 
-from proxy.shared.client import Link, LinkDown, Script
+from proxy.shared.client import Link, LinkDown
+from proxy.shared.script import Script
 from tests.support.eventually import eventually
 from tests.support.redis import (
     PATIENCE,

@@ -13,7 +13,8 @@ from redis import exceptions
 
 from proxy.config import Settings
 from proxy.redis_url import parse
-from proxy.shared.client import DEADLINE, Link, LinkDown, Script
+from proxy.shared.client import DEADLINE, Link, LinkDown
+from proxy.shared.script import Script
 from proxy.shared.servers import CONNECTIONS
 from tests.support.eventually import eventually, turns
 from tests.support.redis import Server, down, free_port, linked, replicated, up

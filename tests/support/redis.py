@@ -10,14 +10,13 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
-from proxy.redis_url import Credentials
-from proxy.shared.client import Link, connect
+from proxy.redis_url import Credentials, parse
+from proxy.shared.client import Link
 from proxy.shared.embedded import binary
 from proxy.shared.wire import Pool
 from tests.support.eventually import eventually
@@ -126,7 +125,8 @@ class Server:
 @asynccontextmanager
 async def linked(url: str) -> AsyncIterator[Link]:
     """A link, whether or not it is up."""
-    link = await connect(SimpleNamespace(redis_url=url, redis_timeout_ms=2.0))
+    link = Link(parse(url))
+    await link.start()
     try:
         yield link
     finally:
