@@ -89,7 +89,7 @@ def dashboards(count: int, port: int) -> Iterator[list[Dashboard]]:
 def cost(tools: Path, pid: int, port: int, cell: str, seconds: float) -> float:
     """CPU microseconds a request; a chunk where answers are streamed."""
     before = hop.cpu_seconds(pid)
-    row = hop.drive(tools, port, cell, seconds)
+    row = hop.drive(tools, port, f"{hop.CELLS[cell]} -w 0.7 -t {seconds}")
     return (hop.cpu_seconds(pid) - before) / (row.get("evs") or row["done"]) * 1e6
 
 

@@ -15,7 +15,13 @@ DOCUMENTS = [
     "deploy/SCALE.md",
     "policies/README.md",
 ]
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "bench" / "results").rglob("*.md"))
+"""Results, each with the command that made it."""
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"^    (python -m bench .*)$", re.MULTILINE)
+_TABLE = re.compile(r"^\| `python -m bench …` \|.*\n(?:\|.*\n)*", re.MULTILINE)
+_ROW = re.compile(r"^\| `([a-z][^`]*)` \|", re.MULTILINE)
+_SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 _INLINE = re.compile(r"(?<!`)`((?:(?:\.venv/bin/)?warmroute|make|python -m bench|pip) [^`\n]+)`(?!`)")
 _ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 _HEADER = re.compile(r"[a-z-]+: ")
@@ -27,6 +33,10 @@ class Command(NamedTuple):
     document: str
     words: list[str]
     variables: dict[str, str]
+    line: str = ""
+    """As a shell gets it, with what it is piped to."""
+    block: int = 0
+    """What has the same number follows one after the other."""
 
     @property
     def program(self) -> str:
@@ -34,29 +44,38 @@ class Command(NamedTuple):
 
 
 def commands(text: str, document: str = "") -> list[Command]:
-    """Those of its shell blocks, and those in backticks that begin with a command of ours."""
-    lines: list[str] = []
-    for language, block in _FENCE.findall(text):
-        if language in ("", "sh") and not _HEADER.match(block):
-            lines += block.replace("\\\n", " ").splitlines()
+    """Those of its shell blocks, of bench's table, and those in backticks that begin with one of ours."""
     plain = _FENCE.sub("", text)
-    return [each for line in (*lines, *_INLINE.findall(plain)) for each in _split(line, document)]
+    blocks = [
+        block.replace("\\\n", " ").splitlines()
+        for language, block in _FENCE.findall(text)
+        if language in ("", "sh") and not _HEADER.match(block)
+    ]
+    blocks += [[line] for line in (*_INDENTED.findall(plain), *_INLINE.findall(_TABLE.sub("", plain)))]
+    for table in _TABLE.findall(plain):
+        blocks += [[f"python -m bench {row}"] for row in _ROW.findall(table) if not row.startswith("python")]
+    return [
+        each._replace(document=document, line=each.line or line, block=number)
+        for number, lines in enumerate(blocks)
+        for line in (re.sub(r"\s+# .*", "", line) for line in lines)
+        for each in _split(line)
+    ]
 
 
 def every_command() -> list[Command]:
     """Of all documents there are."""
     return [
         command
-        for name in DOCUMENTS
+        for name in (*DOCUMENTS, *PAGES)
         if (ROOT / name).exists()
         for command in commands((ROOT / name).read_text(), name)
     ]
 
 
-def _split(line: str, document: str) -> list[Command]:
-    lexer = shlex.shlex(
-        line.replace("$(", " ; ").replace("(umask", "; umask"), posix=True, punctuation_chars=";|&<>"
-    )
+def _split(line: str) -> list[Command]:
+    inner = [each._replace(line=part) for part in _SUBSTITUTION.findall(line) for each in _split(part)]
+    outer = _SUBSTITUTION.sub("SUBSTITUTED", line).replace("(umask", "umask")
+    lexer = shlex.shlex(outer, posix=True, punctuation_chars=";|&<>")
     lexer.whitespace_split = True
     found: list[Command] = []
     words: list[str] = []
@@ -68,7 +87,7 @@ def _split(line: str, document: str) -> list[Command]:
                 variables[given[1]] = given[2]
                 words.pop(0)
             if words or variables:
-                found.append(Command(document, [each.rstrip(")") for each in words], variables))
+                found.append(Command("", [each.rstrip(")") for each in words], variables))
             words = []
         elif set(word) <= set("<>"):
             skip = True
@@ -76,4 +95,4 @@ def _split(line: str, document: str) -> list[Command]:
             skip = False
         else:
             words.append(word)
-    return found
+    return [*inner, *found]
