@@ -14,8 +14,10 @@ Idea
     a header that every replica will hold before long. `crowding` is how many requests wait at the holder
     (the emptiest of several), as a multiple of the mean where less is held, both at least 1. Who waits
     there and not elsewhere will use another copy, so a hot prefix spreads; where all have queues, a long
-    one says nothing of this prefix, and copies would only make the queues longer. The third keeps work
-    and caches even over minutes, however idle the fleet. Rates of the fleet, not of the replica, price
+    one says nothing of this prefix, and copies would only make the queues longer. Where all who wait do so
+    at holders, a copy costs the less the less a replica has lately computed, up to this prompt's tokens: its
+    time and its cache are free, and a prefix that is hot from the start is soon everywhere. The third keeps
+    work and caches even over minutes, however idle the fleet. Rates of the fleet, not of the replica, price
     what the fleet pays: a misjudged replica would otherwise attract or repel everything.
 
     Costs within `tie` are equal: then the larger hit, fewer waiting, less recent work, and last the
@@ -70,20 +72,18 @@ class PrefixCost:
             replicas = shortlist(replicas, matched, request.affinity, self.compare, rng)
         fleet_rate = sum([replica.prefill_rate for replica in replicas]) / len(replicas)
         helds = [matched.get(replica.name, 0) for replica in replicas]
-        best, alpha = max(helds), 0.0
-        if 4 * best > tokens:
-            share = min(1.0, 4 * best / tokens - 1) if tokens else 1.0
-            alpha = self.alpha * share / (fleet_rate * _crowding(replicas, helds, best) ** 3)
+        best = max(helds)
+        copies = self._copies(tokens, replicas, helds, best, fleet_rate)
         balance, per_decode = self.balance / fleet_rate, 1.0 / self.decode_share
         urgency = request.urgency
         costs: list[float] = []
         silent = False
-        for replica, held in zip(replicas, helds, strict=True):
+        for replica, held, copy in zip(replicas, helds, copies, strict=True):
             work = replica.queued_tokens + (tokens - held) * (1.0 + replica.running * per_decode)
             cost = (
                 urgency * (work / replica.prefill_rate + replica.base_ttft)
                 + balance * replica.recent_tokens
-                + alpha * (best - held)
+                + copy
             )
             if replica.slots is not None and replica.in_flight >= replica.slots:
                 cost += urgency * self._slot_wait(replica, replica.slots)
@@ -111,13 +111,12 @@ class PrefixCost:
         tokens, urgency = request.tokens, request.urgency
         helds = [request.matched.get(replica.name, 0) for replica in replicas]
         best = max(helds, default=0)
-        share = min(max(0.0, 4 * best / tokens - 1), 1.0) if tokens else 1.0
         fleet_rate = sum(replica.prefill_rate for replica in replicas) / max(1, len(replicas))
-        again = self.alpha * share / fleet_rate / (_crowding(replicas, helds, best) if best else 1.0) ** 3
+        copies = self._copies(tokens, replicas, helds, best, fleet_rate)
         known = [replica.kv_usage for replica in replicas if replica.kv_usage is not None]
         average = sum(known) / len(known) if known else 0.0
         parts: list[Terms] = []
-        for replica, held in zip(replicas, helds, strict=True):
+        for replica, held, copy in zip(replicas, helds, copies, strict=True):
             seconds = urgency / replica.prefill_rate
             uncached = max(0, tokens - held)
             slots = replica.slots
@@ -129,12 +128,28 @@ class PrefixCost:
                     "decodes": uncached * replica.running / self.decode_share * seconds,
                     "base": urgency * replica.base_ttft,
                     "slot": urgency * self._slot_wait(replica, slots) if full and slots is not None else 0.0,
-                    "recompute": again * (best - held),
+                    "recompute": copy,
                     "balance": self.balance * replica.recent_tokens / fleet_rate,
                     "kv_usage": self.beta * (average if replica.kv_usage is None else replica.kv_usage),
                 }
             )
         return parts
+
+    def _copies(
+        self, tokens: int, replicas: Sequence[Replica], helds: Sequence[int], best: int, fleet_rate: float
+    ) -> list[float]:
+        """What the fleet pays if each of the replicas computes what another holds, in seconds."""
+        if 4 * best <= tokens:
+            return [0.0] * len(replicas)
+        share = min(1.0, 4 * best / tokens - 1) if tokens else 1.0
+        crowding, elsewhere_idle = _crowding(replicas, helds, best)
+        again = self.alpha * share / (fleet_rate * crowding**3)
+        if not elsewhere_idle:
+            return [again * (best - held) for held in helds]
+        return [
+            again * (best - held) * min(1.0, replica.recent_tokens / tokens)
+            for replica, held in zip(replicas, helds, strict=True)
+        ]
 
     def _slot_wait(self, replica: Replica, slots: int) -> float:
         """Seconds until a slot is free: those ahead leave one after the other, `slots` of them at a time."""
@@ -161,15 +176,20 @@ class PrefixCost:
         )
 
 
-def _crowding(replicas: Sequence[Replica], helds: Sequence[int], best: int) -> float:
-    """Requests that wait where `best` tokens are held, as a multiple of the mean where fewer are."""
-    others = total = 0
+def _crowding(replicas: Sequence[Replica], helds: Sequence[int], best: int) -> tuple[float, bool]:
+    """Requests that wait where `best` tokens are held, as a multiple of the mean where fewer are.
+
+    And whether somebody waits, and all who do wait there.
+    """
+    others = total = crowd = 0
     least = inf
     for replica, held in zip(replicas, helds, strict=True):
         waiting = replica.in_flight - replica.running
         if held < best:
             others += 1
             total += waiting
-        elif waiting < least:
-            least = waiting
-    return max(1.0, least / max(1.0, total / others)) if others and least > 1 else 1.0
+        else:
+            crowd += waiting
+            least = min(least, waiting)
+    crowding = max(1.0, least / max(1.0, total / others)) if others and least > 1 else 1.0
+    return crowding, crowd > 0 and total == 0

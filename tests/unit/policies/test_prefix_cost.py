@@ -23,27 +23,54 @@ def place(policy, request, fleet, rng):
 
 def test_the_cost_is_the_documented_formula():
     a = Replica("a", 12, 8, 3000, 10_000, 0.05, slots=10, slot_time=4.0, kv_usage=0.5, recent_tokens=2000)
-    b = Replica("b", prefill_rate=30_000, kv_usage=0.0)
+    b = Replica("b", prefill_rate=30_000, kv_usage=0.0, recent_tokens=3000)
     policy = PrefixCost(alpha=3.0, beta=0.1, balance=0.25, decode_share=16.0)
     costs = policy.choose(Request(6000, {"a": 2000, "b": 400}), [a, b], RNG).costs
     first_token = (3000 + 4000 * (1 + 8 / 16)) / 10_000 + 0.05 + 3 * 4.0 / 10
     share = 4 * 2000 / 6000 - 1
     again = 3.0 * share * 1600 / 20_000 / (12 - 8) ** 3
     assert costs["a"] == pytest.approx(first_token + 0.25 * 2000 / 20_000 + 0.1 * 0.5)
-    assert costs["b"] == pytest.approx(5600 / 30_000 + again)
+    free = 3000 / 6000  # nobody waits at b, which has done little
+    assert costs["b"] == pytest.approx(5600 / 30_000 + 0.25 * 3000 / 20_000 + again * free)
 
 
 def test_who_waits_at_the_holder_and_nowhere_else_makes_a_copy_cheaper():
     def charge(*waiting):
         fleet = [Replica(name, in_flight=each) for name, each in zip("abc", waiting, strict=True)]
+        fleet[2].recent_tokens = 4000
         request = Request(4000, {"a": 4000, "b": 4000})
-        costs = PrefixCost(alpha=8.0).choose(request, fleet, RNG).costs
+        costs = PrefixCost(alpha=8.0, balance=0.0).choose(request, fleet, RNG).costs
         return costs["c"] - 4000 / 8000
 
     assert charge(0, 0, 0) == charge(1, 9, 0) == pytest.approx(8.0 * 4000 / 8000)
     assert charge(4, 9, 0) == charge(4, 9, 1) == pytest.approx(8.0 * 4000 / 8000 / 4**3)
     assert charge(4, 9, 2) == pytest.approx(8.0 * 4000 / 8000 / 2**3)
     assert charge(4, 9, 4) == charge(4, 9, 8) == charge(0, 0, 0)
+
+
+def test_a_copy_on_a_replica_that_has_done_nothing_is_free_while_only_holders_have_queues():
+    def charge(recent, elsewhere=0, at_holder=1):
+        a, b, c = Replica("a", at_holder), Replica("b", elsewhere), Replica("c", recent_tokens=recent)
+        costs = PrefixCost(alpha=8.0, balance=0.0).choose(Request(4000, {"a": 4000}), [a, b, c], RNG).costs
+        return costs["c"] - 4000 / 8000
+
+    full = pytest.approx(8.0 * 4000 / 8000)
+    assert charge(0) == pytest.approx(0.0)
+    assert charge(1000) == pytest.approx(1.0)
+    assert charge(4000) == charge(50_000) == full
+    assert charge(0, elsewhere=1) == charge(0, at_holder=0) == full
+
+
+def test_a_prefix_that_is_hot_from_the_start_is_everywhere_at_once():
+    policy, fleet = PrefixCost(), [Replica(f"r{i}") for i in range(8)]
+    matched: dict[str, int] = {}
+    for _ in range(8):
+        replica = policy.choose(Request(8400, dict(matched), 5), fleet, RNG).replica
+        replica.in_flight += 1
+        replica.queued_tokens += 8400 - matched.get(replica.name, 0)
+        replica.recent_tokens += 8400 - matched.get(replica.name, 0)
+        matched[replica.name] = 7000
+    assert len(matched) == 8
 
 
 def test_queues_everywhere_scatter_no_prefix():
@@ -198,7 +225,7 @@ def test_a_hot_prefix_spills_when_waiting_costs_more_than_computing(count):
 
 
 def test_one_long_request_ahead_is_waited_for_where_many_short_ones_are_not():
-    warm, idle = Replica("warm", queued_tokens=20_000), Replica("idle")
+    warm, idle = Replica("warm", queued_tokens=20_000), Replica("idle", recent_tokens=6000)
     request = Request(6000, {"warm": 5000})
     warm.in_flight = 1
     assert choose(request, warm, idle) == "warm"
