@@ -26,8 +26,9 @@ SEQUENCE_TOKENS = 256.0
 replica spends 260 tokens' time on a chat's answer of 150 tokens, 270 on a document's of 200."""
 LEFT = 0.9
 """Of what the classes above leave of the fleet, what the last is to have at least."""
-SLACK = 0.1
-"""What may be missing of that, or of room for the classes above, before what is kept is let go."""
+SLACK, CROWDED = 0.1, 1.25
+"""What may be missing of that, and how much more than fits may come, before what is kept is let go: who has
+just moved there computes prompts anew."""
 CALM_SECONDS = 10.0
 """Time constant of what is measured."""
 FIRST_SECONDS, QUIET_SECONDS = 5.0, 10.0
@@ -58,11 +59,11 @@ def keep(load: float, replicas: int, now: int = 0) -> int:
     """How many of so many replicas to keep for a load that `load` of them are busy with.
 
     As many as leave the last class `LEFT` of the rest, and twice the load at most; none, if the load does not
-    fit there. What is kept `now` stays so within `SLACK`.
+    fit there. What is kept `now` stays so within `SLACK` and `CROWDED`.
     """
     for kept in range(min(replicas - 1, ceil(2 * load)), 0, -1):
-        slack = SLACK if kept == now else 0.0
-        if load > (1 + slack) * kept:
+        slack, fits = (SLACK, CROWDED) if kept == now else (0.0, 1.0)
+        if load > fits * kept:
             return 0
         if replicas - kept >= (LEFT - slack) * (replicas - load):
             return kept
