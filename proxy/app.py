@@ -4,26 +4,22 @@ import asyncio
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from random import Random
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from policies import registry
-from policies.base import follows_prefixes
 from proxy import explained, huge_pages, redis_url
 from proxy.admin import Admin
-from proxy.admission import Admission
 from proxy.attempt import Hop
 from proxy.certificates import Contexts
-from proxy.concurrency import patience
 from proxy.config import Settings
+from proxy.deciding import Deciding
 from proxy.dispatch import Dispatcher
 from proxy.dry_run import DryRun
 from proxy.exchange import Exchanges
 from proxy.fleet import Fleet
 from proxy.gate import Gate
-from proxy.hot import TICK_SECONDS, Hot
+from proxy.hot import TICK_SECONDS
 from proxy.index.memory import MemoryIndex
 from proxy.index.told import ToldIndex
 from proxy.index.truth import TrueIndex
@@ -40,7 +36,6 @@ from proxy.parts import Parts
 from proxy.prefixes import Prefixes
 from proxy.queue_metrics import QueueMetrics
 from proxy.reader import Reader
-from proxy.router import Router
 from proxy.server import Server
 from proxy.sharing import Sharing, leases_of, link_of
 from proxy.tasks import Tasks
@@ -102,15 +97,8 @@ class Proxy:
 
         # What decides.
         index = self.index if link is None else ToldIndex(self.index, self._sharing.audience)
-        policy = registry.create(settings.policy, settings.policy_params)
-        by_policy = Router(self.fleet, index, policy, Random(), name=settings.policy)
-        self._hot = by_policy.hot = Hot(self.fleet, index, lambda: follows_prefixes(by_policy.policy))
-        least_load = registry.create("least_load", {})
-        by_load = Router(self.fleet, index, least_load, Random(), name="least_load")
-        concurrency = settings.limits.concurrency
-        self.fleet.limit(concurrency)
-        admission = Admission(self.fleet, settings.priority, prefill=patience(concurrency))
-        self.fleet.freed = admission.pump
+        deciding = Deciding(settings, self.fleet, index)
+        by_policy, admission, self._hot = deciding.by_policy, deciding.admission, deciding.hot
         self.metrics.register(QueueMetrics(admission))
 
         # A request's path.
@@ -132,7 +120,7 @@ class Proxy:
             settings,
             self.pools,
             by_policy,
-            by_load,
+            deciding.by_load,
             self._dispatcher,
             self.metrics,
             self.ledger,
