@@ -143,7 +143,22 @@ def _one(text: str) -> None:
 
 
 def _hostile() -> list[str]:
-    parts = ("1-", "a-", "1:", "a.", " ", "\n", "1a", "_1", "jan ", "1,", "0123abcd-", "a ", "x" * 255 + " ")
+    parts = (
+        "1-",
+        "a-",
+        "1:",
+        "!a",
+        "a.",
+        " ",
+        "\n",
+        "1a",
+        "_1",
+        "jan ",
+        "1,",
+        "0123abcd-",
+        "a ",
+        "x" * 255 + " ",
+    )
     return [part * (HOSTILE // len(part)) for part in parts]
 
 
