@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     """tokens per block; auto: the engine's"""
     limits: Limits = Limits()
     priority: Priority = Priority()
-    cache_mb: PositiveInt = 256
+    cache_mb: PositiveInt = 96
     """megabytes for the tokens and keys of prompts seen lately"""
     tracing: Tracing = Tracing()
     record: Annotated[Path | None, BeforeValidator(_unless_off)] = None
