@@ -103,9 +103,11 @@ class Machine(RuleBasedStateMachine):
         ceiling = self.admission.classes[fate.rank].allowed
         view = free[tokens % len(free)]
         if allowed != ALL and view.in_flight:
-            assert allowed is ceiling
-            assert view.in_flight + sequences <= ceiling.share * view.limit
+            assert allowed is ceiling or (fate.rank == RANKS[-1] and view.name not in allowed.kept)
+            assert view.in_flight + sequences <= allowed.share * view.limit
         fate.reservation = self.fleet.reserve(view.name, tokens, sequences, stream=True)
+        if self.admission.reserve.watched:
+            self.admission.sent(model, fate.rank, tokens, sequences)
 
     def some(self, index, condition):
         found = [fate for fate in self.fates if condition(fate)]
@@ -150,6 +152,10 @@ class Machine(RuleBasedStateMachine):
     def wait(self, seconds) -> None:
         self.now += seconds
         self.admission.expire()
+        for model, watched in self.admission.reserve.watched.items():
+            views = self.fleet.candidates(model)
+            assert len(watched.kept) < max(1, len(views)), "batch has a replica"
+            assert watched.kept <= {view.name for view in views}
 
     @invariant()
     def what_is_counted_is_what_there_is(self) -> None:
