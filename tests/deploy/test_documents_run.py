@@ -7,6 +7,7 @@ commands of one block follow each other in one folder. Two that differ only in h
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from bench.__main__ import COMMANDS as BENCHES
 from tests.support.documents import Command, every_command
 from tests.support.shortened import HERE, NAMED, shorter
 from tests.support.stage import Done, Stage
-from tests.support.tools import run, tool
+from tests.support.tools import run
 
 NOT_RUN = {
     r"make (install|check|test|lock)": "what CI runs before and around this, or remakes from the network",
@@ -153,11 +154,10 @@ def runs(
     ids=lambda command: f"{command.document}: {name(command)}"[:90],
 )
 def test_a_command_of_the_documents_runs(command: Command, runs: dict[str, Future[Done]], tmp_path: Path):
-    if command.program in {"kubectl", "openssl", "curl"}:
-        tool(command.program)
-    if is_bench(command) and command.words[3] in {"hop", "watched"}:
-        tool("cc")
-        tool("taskset")
+    needs = {"cc", "taskset"} if is_bench(command) and command.words[3] in {"hop", "watched"} else set()
+    needs |= {command.program} & {"kubectl", "openssl", "curl"}
+    if missing := {each for each in needs if shutil.which(each) is None}:
+        pytest.skip(f"there is no {', '.join(missing)}")
     if here([command]) and not runs[name(command)].done():
         play([command], tmp_path / "stage", runs)
     done = runs[name(command)].result()

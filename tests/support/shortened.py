@@ -64,6 +64,7 @@ WRITES = {
 }
 """By a command, or a command with an option: the option that says where, the usual place, the files there."""
 VERDICTS = {
+    "chaos",
     "canary",
     "agreement",
     "compare",
