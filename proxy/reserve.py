@@ -19,8 +19,8 @@ from math import ceil, exp
 
 from proxy.fleet import Fleet
 
-LONG_SECONDS = 0.05
-"""Prefill from which on a prompt is long: some steps of an engine that only decodes."""
+LONG_SECONDS = 0.07
+"""Prefill from which on a prompt is long: some four steps of an engine that only decodes."""
 SEQUENCE_TOKENS = 256.0
 """What a sequence costs besides its prompt, as prompt tokens. On the bench's profile `h100x2-32b` a saturated
 replica spends 260 tokens' time on a chat's answer of 150 tokens, 270 on a document's of 200."""
