@@ -5,7 +5,7 @@ Idea
 
         J = (queued + u * (1 + running / decode_share)) / rate + base_ttft + slot_wait
           + alpha * share * (best - h) / fleet_rate / crowding ^ 3
-          + balance * recent / fleet_rate + beta * kv_usage
+          + balance * recent / fleet_rate + even * excess * u / fleet_rate + beta * kv_usage
 
     The first line is what this client waits for: the queue before it, its own prefill, slowed by the
     decodes beside it, and a free slot if all are taken. The second is what the fleet pays when a prefix
@@ -18,7 +18,10 @@ Idea
     at holders, a copy costs the less the less a replica has lately computed, up to this prompt's tokens: its
     time and its cache are free, and a prefix that is hot from the start is soon everywhere. The third keeps
     work and caches even over minutes, however idle the fleet. Rates of the fleet, not of the replica, price
-    what the fleet pays: a misjudged replica would otherwise attract or repel everything.
+    what the fleet pays: a misjudged replica would otherwise attract or repel everything. `excess` is how much
+    more work than the least rested has been done there, as a share of the mean. It counts by the tokens to
+    compute: a long cold prompt waits a little to even out a quarter of an hour, a hit never leaves its cache
+    for that, and where all have done about as much it says nothing, however busy they are.
 
     Costs within `tie` are equal: then the larger hit, fewer waiting, less recent work, and last the
     rendezvous owner of the prompt's start, so that proxies agree without talking and cold prefixes spread.
@@ -35,6 +38,7 @@ How it fails
 Parameters
     Seconds throughout, so that one set fits replicas and prompts of any size. `alpha` is the dial between
     spilling early (0: only the time to the first token counts, prefixes scatter) and holding on to caches.
+    `balance` evens what caches turn over in seconds, `even` what adds up over long times; both are needed.
     The defaults were chosen on traces and workloads with `python -m bench simulate`; see bench/results.
 """
 
@@ -48,6 +52,9 @@ from policies.base import Decision, Replica, Request, Terms
 from policies.registry import parameter, register
 from policies.scoring import rendezvous, shortlist
 
+FEW_TOKENS = 50_000.0
+"""Recent work of a replica that says nothing yet: a fleet that has just begun is not to look uneven."""
+
 
 @register("prefix_cost")
 @dataclass(slots=True)
@@ -59,6 +66,9 @@ class PrefixCost:
     alpha: float = parameter(16.0, "charge for prefill spent again, as a multiple of its time", least=0.0)
     beta: float = parameter(0.1, "seconds charged where all of the KV cache is in use", least=0.0)
     balance: float = parameter(0.08, "charge for recent work, as a multiple of its prefill time", least=0.0)
+    even: float = parameter(
+        12.0, "charge for a prompt's own prefill where more work than elsewhere was done", least=0.0
+    )
     decode_share: float = parameter(64.0, "running decodes that halve the prefill rate", least=1.0)
     slot_time: float = parameter(2.0, "seconds a sequence holds its slot, until that is learned", least=0.0)
     tie: float = parameter(0.05, "relative difference in cost that counts as none", least=0.0, most=1.0)
@@ -75,6 +85,8 @@ class PrefixCost:
         best = max(helds)
         copies = self._copies(tokens, replicas, helds, best, fleet_rate)
         balance, per_decode = self.balance / fleet_rate, 1.0 / self.decode_share
+        recents = [replica.recent_tokens for replica in replicas]
+        rested, even = min(recents), self.even / (fleet_rate * (sum(recents) / len(recents) + FEW_TOKENS))
         urgency = request.urgency
         costs: list[float] = []
         silent = False
@@ -83,6 +95,7 @@ class PrefixCost:
             cost = (
                 urgency * (work / replica.prefill_rate + replica.base_ttft)
                 + balance * replica.recent_tokens
+                + even * (replica.recent_tokens - rested) * (tokens - held)
                 + copy
             )
             if replica.slots is not None and replica.in_flight >= replica.slots:
@@ -106,7 +119,7 @@ class PrefixCost:
         """Take apart the cost of each of `replicas`, at most `compare`; a property test holds the sums equal.
 
         What the client waits for: `queue`, `prefill`, `decodes` (beside it), `base`, `slot`. What the fleet
-        pays: `recompute`, `balance`, `kv_usage`.
+        pays: `recompute`, `balance`, `even`, `kv_usage`.
         """
         tokens, urgency = request.tokens, request.urgency
         helds = [request.matched.get(replica.name, 0) for replica in replicas]
@@ -115,6 +128,8 @@ class PrefixCost:
         copies = self._copies(tokens, replicas, helds, best, fleet_rate)
         known = [replica.kv_usage for replica in replicas if replica.kv_usage is not None]
         average = sum(known) / len(known) if known else 0.0
+        recents = [replica.recent_tokens for replica in replicas] or [0.0]
+        rested, mean = min(recents), sum(recents) / len(recents) + FEW_TOKENS
         parts: list[Terms] = []
         for replica, held, copy in zip(replicas, helds, copies, strict=True):
             seconds = urgency / replica.prefill_rate
@@ -130,6 +145,7 @@ class PrefixCost:
                     "slot": urgency * self._slot_wait(replica, slots) if full and slots is not None else 0.0,
                     "recompute": copy,
                     "balance": self.balance * replica.recent_tokens / fleet_rate,
+                    "even": self.even * (replica.recent_tokens - rested) / mean * uncached / fleet_rate,
                     "kv_usage": self.beta * (average if replica.kv_usage is None else replica.kv_usage),
                 }
             )

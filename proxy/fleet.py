@@ -18,8 +18,8 @@ from proxy.description import Description
 from proxy.learning import FleetLine, ReplicaRate
 from proxy.replica import Replica, Reservation
 
-RECENT_SECONDS = 300.0
-"""Time constant of `base.Replica.recent_tokens`."""
+RECENT_SECONDS = 1200.0
+"""Time constant of `base.Replica.recent_tokens`: long beside a session's pauses, short beside a day."""
 RATE_SECONDS = 60.0
 """Time constant in which a replica without replies is again believed as fast as the fleet."""
 TICK_SECONDS = 0.5

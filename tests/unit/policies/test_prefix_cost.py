@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from policies.base import Replica, Request
-from policies.prefix_cost import PrefixCost
+from policies.prefix_cost import FEW_TOKENS, PrefixCost
 
 RNG = Random(1)
 
@@ -24,14 +24,15 @@ def place(policy, request, fleet, rng):
 def test_the_cost_is_the_documented_formula():
     a = Replica("a", 12, 8, 3000, 10_000, 0.05, slots=10, slot_time=4.0, kv_usage=0.5, recent_tokens=2000)
     b = Replica("b", prefill_rate=30_000, kv_usage=0.0, recent_tokens=3000)
-    policy = PrefixCost(alpha=3.0, beta=0.1, balance=0.25, decode_share=16.0)
+    policy = PrefixCost(alpha=3.0, beta=0.1, balance=0.25, even=2.0, decode_share=16.0)
     costs = policy.choose(Request(6000, {"a": 2000, "b": 400}), [a, b], RNG).costs
     first_token = (3000 + 4000 * (1 + 8 / 16)) / 10_000 + 0.05 + 3 * 4.0 / 10
     share = 4 * 2000 / 6000 - 1
     again = 3.0 * share * 1600 / 20_000 / (12 - 8) ** 3
     assert costs["a"] == pytest.approx(first_token + 0.25 * 2000 / 20_000 + 0.1 * 0.5)
+    uneven = 2.0 * (3000 - 2000) / (2500 + FEW_TOKENS) * 5600 / 20_000
     free = 3000 / 6000  # nobody waits at b, which has done little
-    assert costs["b"] == pytest.approx(5600 / 30_000 + 0.25 * 3000 / 20_000 + again * free)
+    assert costs["b"] == pytest.approx(5600 / 30_000 + 0.25 * 3000 / 20_000 + uneven + again * free)
 
 
 def test_who_waits_at_the_holder_and_nowhere_else_makes_a_copy_cheaper():
@@ -39,7 +40,7 @@ def test_who_waits_at_the_holder_and_nowhere_else_makes_a_copy_cheaper():
         fleet = [Replica(name, in_flight=each) for name, each in zip("abc", waiting, strict=True)]
         fleet[2].recent_tokens = 4000
         request = Request(4000, {"a": 4000, "b": 4000})
-        costs = PrefixCost(alpha=8.0, balance=0.0).choose(request, fleet, RNG).costs
+        costs = PrefixCost(alpha=8.0, balance=0.0, even=0.0).choose(request, fleet, RNG).costs
         return costs["c"] - 4000 / 8000
 
     assert charge(0, 0, 0) == charge(1, 9, 0) == pytest.approx(8.0 * 4000 / 8000)
@@ -51,7 +52,8 @@ def test_who_waits_at_the_holder_and_nowhere_else_makes_a_copy_cheaper():
 def test_a_copy_on_a_replica_that_has_done_nothing_is_free_while_only_holders_have_queues():
     def charge(recent, elsewhere=0, at_holder=1):
         a, b, c = Replica("a", at_holder), Replica("b", elsewhere), Replica("c", recent_tokens=recent)
-        costs = PrefixCost(alpha=8.0, balance=0.0).choose(Request(4000, {"a": 4000}), [a, b, c], RNG).costs
+        policy = PrefixCost(alpha=8.0, balance=0.0, even=0.0)
+        costs = policy.choose(Request(4000, {"a": 4000}), [a, b, c], RNG).costs
         return costs["c"] - 4000 / 8000
 
     full = pytest.approx(8.0 * 4000 / 8000)
@@ -79,6 +81,23 @@ def test_queues_everywhere_scatter_no_prefix():
     assert choose(request, holder, other) == "b"
     other.in_flight = 8
     assert choose(request, holder, other) == "a"
+
+
+def test_a_long_prompt_waits_a_little_for_a_replica_that_has_done_less():
+    def busy(queued, recent=1_030_000):
+        return Replica("busy", recent_tokens=recent), Replica("rested", 1, 0, queued, recent_tokens=1_000_000)
+
+    policy = {"balance": 0.0, "tie": 0.0, "tie_seconds": 0.0}
+    assert choose(Request(20_000), *busy(6_000), **policy) == "rested"
+    assert choose(Request(20_000), *busy(9_000), **policy) == "busy"
+    assert choose(Request(20_000), *busy(6_000, recent=1_010_000), **policy) == "busy"
+    assert choose(Request(2_000), *busy(6_000), **policy) == "busy"
+
+
+def test_a_conversation_stays_whatever_its_replica_has_done():
+    home, rested = Replica("home", recent_tokens=5e6), Replica("rested", recent_tokens=1e6)
+    assert choose(Request(20_000, {"home": 19_000}), home, rested) == "home"
+    assert choose(Request(20_000), home, rested) == "rested"
 
 
 def test_equals_take_turns():

@@ -1,11 +1,13 @@
 """Load is given back exactly once, rates are learned from streams only, tests run on a virtual clock."""
 
+from math import exp
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.description import Description
-from proxy.fleet import Fleet
+from proxy.fleet import RECENT_SECONDS, Fleet
 from proxy.learning import FleetLine, ReplicaRate
 from proxy.replica import USAGE_WITHOUT_CACHED
 
@@ -101,10 +103,10 @@ def test_an_answer_in_one_piece_leaves_prefill_when_it_is_overdue_and_teaches_no
 def test_recent_work_fades(fleet: Fleet, clock: Clock):
     fleet.reserve("a", 1000, 1, stream=True).release()
     assert fleet.replicas["a"].view.recent_tokens == 1000
-    for _ in range(6000):
+    for _ in range(10 * int(RECENT_SECONDS)):
         clock.now += 1
         fleet.tick()
-    assert fleet.replicas["a"].view.recent_tokens < 1
+    assert fleet.replicas["a"].view.recent_tokens == pytest.approx(1000 * exp(-10))
 
 
 def test_a_rate_is_learned_and_bounded():
