@@ -39,7 +39,7 @@ CELLS = {  # the load generator's arguments: connections, characters of a prompt
 }
 MEMORY = "-c 16 -s 32768 -g 0 -n 20000"
 """The cell `memory`: twice as many prompts of 8k tokens, all distinct."""
-STREAMS = "-c 200 -s 800 -g 16 -S -k 101"
+STREAMS = "-c 200 -s 800 -g 16 -S -k 1001"  # none ends meanwhile
 COLD = "-c 8 -s 524288 -g 0 -n 8"
 """The cell `stall`: prompts of 128k tokens that nobody has seen, all at once, beside 200 paced streams."""
 FIGURES = {
@@ -175,9 +175,9 @@ def grow(tools: Path, port: int, pid: int) -> Row:
 
 def stall(tools: Path, port: int, seconds: float) -> Row:
     """What streams notice of cold long prompts: microseconds between the chunks of one."""
-    shape = f"{STREAMS} -w 1 -t {seconds}"
+    shape = f"{STREAMS} -w 2 -t {seconds}"
     with subprocess.Popen(generator(tools, port, shape), stdout=subprocess.PIPE, text=True) as streams:
-        time.sleep(1.5)
+        time.sleep(3)
         drive(tools, port, COLD)
         told, _ = streams.communicate()
     row: Row = json.loads(told)

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from time import monotonic
 from types import TracebackType
@@ -35,7 +34,7 @@ from proxy.overview import Overview
 from proxy.parts import Parts
 from proxy.prefixes import Prefixes
 from proxy.queue_metrics import QueueMetrics
-from proxy.reader import Reader
+from proxy.reader import Reader, threads
 from proxy.server import Server
 from proxy.sharing import Sharing, leases_of, link_of
 from proxy.tasks import Tasks
@@ -70,7 +69,7 @@ class Proxy:
         self._siblings = siblings
         self._outbox = Outbox()
         self._tasks = Tasks()
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="prompts")
+        self._executor = threads()
         self._tls = Contexts(settings.tls)
         self.fleet = Fleet(monotonic)
         self.index = TrueIndex(MemoryIndex(), monotonic)

@@ -4,8 +4,12 @@ Must never wait for tokens longer than the budget: what is not keyed by then is 
 """
 
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -19,8 +23,27 @@ T = TypeVar("T")
 
 INLINE_CHARACTERS = 8192
 """A cold prompt up to this long is tokenised on the spot: a thread costs as much."""
-LARGE_BODY = 1 << 20
-"""Bytes; images, mostly. A conversation of 100,000 tokens has half of it."""
+LARGE_BODY = 1 << 18
+"""Bytes, some 60,000 tokens: of those that are longer, several at once would hold up every stream."""
+THREADS = 2
+NICER = 10
+"""Steps of priority that the threads stand back behind the event loop, which may have one core with them."""
+
+
+def threads() -> ThreadPoolExecutor:
+    """Threads for a `Reader`, all started: whoever starts one waits until it runs."""
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts", initializer=_stand_back)
+    all_there = threading.Barrier(THREADS)
+    for _ in range(THREADS):
+        pool.submit(all_there.wait)
+    return pool
+
+
+def _stand_back() -> None:
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        thread = threading.get_native_id()
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
 
 
 class Reader:
