@@ -18,13 +18,13 @@ COLOURS = (PROPOSED, *OTHERS, INK)
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, footer: str) -> Path | None:
-    """Time and bytes against tokens, time against replicas; None if there is nothing to draw."""
+    """Time and bytes against tokens, time against replicas and blocks; None if there is nothing to draw."""
     grown = [row for row in rows if "step" in row]
     if not grown:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(13, 4))
+        figure, axes = plt.subplots(1, 4, figsize=(17, 4))
         fewest = min(row["replicas"] for row in grown if "replicas" in row)
         most = max(row["tokens"] for row in grown if "tokens" in row)
         by_tokens = [r for r in grown if "tokens" in r and r.get("replicas", fewest) == fewest]
@@ -32,6 +32,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, footer: str) -> Path | N
         _panel(axes[0], by_tokens, "tokens", "value", "microseconds by prompt tokens")
         _panel(axes[1], by_tokens, "tokens", "bytes", "bytes at most, by prompt tokens")
         _panel(axes[2], by_replicas, "replicas", "value", f"microseconds by replicas, {most:,} tokens")
+        by_blocks = [r for r in grown if "blocks" in r]
+        _panel(axes[3], by_blocks, "blocks", "value", "microseconds by blocks in the index")
         figure.tight_layout()
         figure.text(0.01, -0.03, footer, color=FAINT, fontsize=8)
         figure.savefig(path)

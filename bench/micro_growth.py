@@ -1,10 +1,11 @@
-"""How what a request costs grows: with its prompt's tokens, and with the fleet's replicas.
+"""How what a request costs grows: with its prompt's tokens, the fleet's replicas, the blocks that are held.
 
 Six steps: parse (body to fields), tokenise (text to ids), key (all of a cold prompt: template, tokens, keys),
 match (the index), choose (the default policy), relay (an answer of so many tokens, one event each, from the
-replica's bytes to the client's). Microseconds of the best of a few runs, and the most bytes that one run had
-allocated at once. Then the exponent of each growth, by least squares on logarithms: 1 is linear, 2 is the
-regression to look for; it shows on any machine.
+replica's bytes to the client's). Beside them a match in an index of so many blocks, learned from placements
+and confirmed by events: of prompts taken at random, so that caches help no more than they would. Microseconds
+of the best of a few runs, and the most bytes that one run had allocated at once. Then the exponent of each
+growth, by least squares on logarithms: 1 is linear, 2 is the regression to look for; it shows on any machine.
 
 Run alone: python -m bench.micro_growth
 """
@@ -25,6 +26,7 @@ from typing import Any
 
 from bench.prompts import word_salad
 from policies import base, registry
+from proxy.index.confirmed import Confirmed
 from proxy.index.memory import MemoryIndex
 from proxy.prompt.keyer import Keyer
 from proxy.prompt.parse import Endpoint, parse
@@ -35,12 +37,15 @@ Row = dict[str, Any]
 
 TOKENS = (1_000, 8_000, 32_000, 128_000)
 REPLICAS = (10, 100, 1_000)
+BLOCKS = (100_000, 1_000_000, 5_000_000, 10_000_000)
 BLOCK = 16
+PROMPT, ASKED, HOLDERS = 125, 500, 10
+"""Blocks of a prompt, prompts asked for in one run, and replicas, where the blocks in the index grow."""
 TOKENIZER = Path(__file__).parent / "data" / "tokenizer"
 BUDGET_S = 0.25
 """Seconds of runs for one figure, at least `LEAST` of them."""
 LEAST = 3
-QUICK = {"TOKENS": (64, 512), "REPLICAS": (2, 20), "BUDGET_S": 0.0}
+QUICK = {"TOKENS": (64, 512), "REPLICAS": (2, 20), "BLOCKS": (10_000, 20_000), "BUDGET_S": 0.0}
 """What `--quick` measures instead."""
 EXPONENTS = {
     ("parse", "tokens"): 1.3,
@@ -50,6 +55,8 @@ EXPONENTS = {
     ("match", "replicas"): 1.3,
     ("choose", "replicas"): 1.3,
     ("relay", "tokens"): 1.3,
+    ("match learned", "blocks"): 0.4,
+    ("match confirmed", "blocks"): 0.4,
 }
 """The most that each should be: linear, with what processor caches add. Matching searches the prompt."""
 
@@ -58,6 +65,7 @@ def rows() -> list[Row]:
     """Every figure, then the exponents."""
     found = [row for tokens in TOKENS for row in _of_prompt(tokens)]
     found += [row for tokens in TOKENS for replicas in REPLICAS for row in _of_fleet(tokens, replicas)]
+    found += [row for blocks in BLOCKS for row in _of_index(blocks)]
     return found + exponents(found)
 
 
@@ -99,12 +107,13 @@ def measured(call: Callable[[], object]) -> tuple[float, int]:
     return best * 1e6, peak
 
 
-def _row(step: str, call: Callable[[], object], **at: int) -> Row:
+def _row(step: str, call: Callable[[], object], calls: int = 1, **at: int) -> Row:
+    """A figure of what `call` does `calls` times."""
     value, peak = measured(call)
     where = ", ".join(f"{count:,} {what}" for what, count in at.items())
     return {
         "name": f"{step}, {where}",
-        "value": value,
+        "value": value / calls,
         "unit": "us",
         "target": None,
         "step": step,
@@ -148,6 +157,30 @@ def _of_fleet(tokens: int, replicas: int) -> list[Row]:
         policy = registry.create("prefix_cost")
         rows.append(_row("choose", lambda: policy.choose(request, views, Random(1)), replicas=replicas))
     return rows
+
+
+def _of_index(blocks: int) -> list[Row]:
+    """Prompts that one replica each holds, found again."""
+    rng = Random(2)
+    prompts = [array("Q", rng.randbytes(8 * PROMPT)) for _ in range(blocks // PROMPT)]
+    asked = rng.sample(prompts, min(ASKED, len(prompts)))
+    learned, confirmed = MemoryIndex(), Confirmed()
+    for number in range(HOLDERS):
+        learned.resize(f"r{number}", blocks)
+    for number, keys in enumerate(prompts):
+        learned.predict(f"r{number % HOLDERS}", keys)
+        confirmed.apply(f"r{number % HOLDERS}", (), keys)
+    rows = []
+    for name, match in (("match learned", learned.match), ("match confirmed", confirmed.match)):
+        assert all(PROMPT in match(keys).values() for keys in asked), "what was placed is found"
+        everything = partial(_each, match, asked)
+        rows.append(_row(name, everything, len(asked), blocks=blocks))
+    return rows
+
+
+def _each(match: Callable[[array[int]], object], asked: list[array[int]]) -> None:
+    for keys in asked:
+        match(keys)
 
 
 # ---- the relay alone, between two ends that are not there ------------------------------------------------

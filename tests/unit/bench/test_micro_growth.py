@@ -32,10 +32,12 @@ def test_every_figure_has_its_place(monkeypatch, tmp_path):
     monkeypatch.setattr(micro_growth, "BUDGET_S", 0.0)
     monkeypatch.setattr(micro_growth, "TOKENS", (64, 512))
     monkeypatch.setattr(micro_growth, "REPLICAS", (2, 20))
+    monkeypatch.setattr(micro_growth, "BLOCKS", (10_000, 20_000))
     rows = micro_growth.rows()
 
     steps = {row["step"] for row in rows if "step" in row}
-    assert steps == {"parse", "tokenise", "key", "match", "choose", "relay"}
+    of_a_request = {"parse", "tokenise", "key", "match", "choose", "relay"}
+    assert steps == of_a_request | {"match learned", "match confirmed"}
     assert sum(row["step"] == "match" for row in rows if "step" in row) == 4
     assert all(row["value"] > 0 and row["bytes"] >= 0 for row in rows if "step" in row)
     assert len([row for row in rows if "step" not in row]) == len(micro_growth.EXPONENTS)
