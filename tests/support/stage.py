@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 from bench.__main__ import main as bench_main
 from proxy.shared.embedded import binary
 from tests.support.shortened import HERE, Short
-from tests.support.tools import ROOT
+from tests.support.tools import ROOT, environment
 
 PATIENCE = 240.0
 """Seconds for one command: it takes a few, and more where the machine is busy."""
@@ -81,7 +81,7 @@ class Stage:
     @property
     def environment(self) -> dict[str, str]:
         """What the commands see."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")}
+        kept = {key: value for key, value in environment().items() if not key.startswith("WARMROUTE_")}
         path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{kept.get('PATH', '')}"
         return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
@@ -157,10 +157,22 @@ class Stage:
         return self._known["valkey"]
 
     def _run(self, command: list[str]) -> Done:
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=PATIENCE
-        )
-        return Done(done.returncode, done.stdout, done.stderr, [])
+        with subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGTERM)  # and all that it has started
+                raise
+        return Done(process.returncode, output, errors, [])
 
     def _here(self, words: list[str]) -> Done:
         out, errors = StringIO(), StringIO()
