@@ -52,7 +52,7 @@ def _panel(axis: Axes, rows: Sequence[Mapping[str, Any]], across: str, up: str, 
     axis.set_xscale("log")
     axis.set_yscale("log")
     places = sorted({row[across] for row in rows})
-    axis.set_xticks(places, [f"{place:,}" for place in places])
+    axis.set_xticks(places, [f"{place // 10**6}M" if place >= 10**6 else f"{place:,}" for place in places])
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
