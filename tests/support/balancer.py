@@ -32,10 +32,11 @@ class Balancer:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        tasks = [*self._asking.values(), *self._passing]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = {*self._asking.values(), *self._passing}
+        while tasks:  # a cancellation that comes as a wait ends anyway may be lost
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=EVERY)
 
     def add(self, port: int) -> None:
         """There is a proxy; it gets nothing before it is ready."""
