@@ -126,9 +126,10 @@ async def events(
 
 
 async def _arrived(proxy: Proxy, name: str) -> bool:
+    """Whether events have told of blocks; some of what came before this proxy may be missing."""
     ends = monotonic() + PATIENCE
     while monotonic() < ends:
-        if proxy.index.mode(name) == "events" and proxy.index.confirmed_blocks(name):
+        if proxy.index.mode(name) != "learned" and proxy.index.confirmed_blocks(name):
             return True
         await asyncio.sleep(LOOK_SECONDS)
     return False

@@ -555,7 +555,7 @@ def test_what_is_printed_is_what_is_in_force(tmp_path_factory, *, port, idle, al
     again = load(read_flags([("secret", "seed")]), read_variables({}), read_file(config)).settings
     ours = loaded.settings.model_dump(exclude={"policy_params"})
     assert again.model_dump(exclude={"policy_params"}) == ours
-    assert effective(loaded).count("\n") < 120
+    assert effective(loaded).count("\n") < 150  # one line a setting: it is to be read
 
 
 @properties(max_examples=100, deadline=None)
