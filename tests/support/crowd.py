@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Self
 
 from tests.support import dialect
@@ -22,11 +21,16 @@ MOST_SECONDS = 60.0
 class Asked:
     """One request."""
 
-    id: str
+    number: int
     proxy: int
     """The port it was sent to."""
     response: Response | None = None
     """None if the connection ended without a word."""
+
+    @property
+    def id(self) -> str:
+        """As the proxy is told."""
+        return f"chaos-{self.number}"
 
     @property
     def begun(self) -> bool:
@@ -68,12 +72,14 @@ class Crowd:
     def __init__(self, ports: Callable[[], Sequence[int]], clients: int, *, prompts: int = 12) -> None:
         """`ports`: the proxies that are asked, in turns. Half of the prompts are of `prompts`, half new."""
         self.asked: list[Asked] = []
+        """In the order in which they ended."""
+        self.sent = 0
+        """Requests begun; the number of the next."""
         self.whole = 0
         """Requests answered whole."""
         self._ports = ports
         self._clients = clients
         self._prompts = prompts
-        self._numbers = count()
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -101,10 +107,11 @@ class Crowd:
     async def _visit(self) -> None:
         client, connected = None, 0
         while not self._over:
-            number = next(self._numbers)
+            number = self.sent
+            self.sent += 1
             ports = self._ports()
             port = ports[number % len(ports)]
-            asked = Asked(f"chaos-{number}", port)
+            asked = Asked(number, port)
             words = f"prompt {number if number % 2 else number % self._prompts} " * 40
             body = dialect.body(messages=[{"role": "user", "content": words}], stream=True, max_tokens=TOKENS)
             try:
